@@ -1,0 +1,1 @@
+"""What every day0 service shares; knows no model, no tensor library and no other service."""

@@ -1,0 +1,1 @@
+"""Tests of day0; folders mirror the code."""
