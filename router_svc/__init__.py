@@ -1,0 +1,1 @@
+"""The public door: admission, choice of a replica, retry, and streaming back."""
