@@ -1,0 +1,1 @@
+"""Matrix product per expert over grouped rows: spec, reference, and backends beside them."""

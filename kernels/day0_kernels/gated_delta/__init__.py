@@ -1,0 +1,1 @@
+"""Per-channel gated delta rule: spec, reference, and backends beside them."""

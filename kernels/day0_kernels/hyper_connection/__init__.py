@@ -1,0 +1,1 @@
+"""Mixing residual streams: spec, reference, and backends beside them."""

@@ -1,0 +1,1 @@
+"""Pooling indexer keys: spec, reference, and backends beside them."""

@@ -1,0 +1,1 @@
+"""Choosing the positions a query attends to: spec, reference, and backends beside them."""

@@ -1,0 +1,1 @@
+"""Storing rows in a block cache: spec, reference, and backends beside them."""

@@ -1,0 +1,1 @@
+"""Causal depthwise convolution with a carried tail: spec, reference, and backends beside them."""

@@ -1,0 +1,1 @@
+"""Absorbed latent attention over chosen positions: spec, reference, and backends beside them."""

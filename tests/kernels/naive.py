@@ -1,0 +1,262 @@
+"""Second definitions of every operator, float64 and one token at a time, from the README formulas alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Results = dict[str, Tensor]
+
+
+def _owner(cu_seqlens: Tensor) -> list[tuple[int, int]]:
+    """(sequence, index within the call) of each packed token."""
+    bounds = cu_seqlens.tolist()
+    return [(b, i) for b in range(len(bounds) - 1) for i in range(bounds[b + 1] - bounds[b])]
+
+
+def _slot(block_table: Tensor, b: int, position: int, block_size: int) -> int:
+    block = int(block_table[b, position // block_size])
+    assert block >= 0
+    return block * block_size + position % block_size
+
+
+def kv_store(rows: Tensor, cache: Tensor, slot_mapping: Tensor) -> Results:
+    for t, slot in enumerate(slot_mapping.tolist()):
+        if slot != -1:
+            cache[slot] = rows[t]
+    return {"cache": cache}
+
+
+def index_pool(
+    keys: Tensor,
+    gates: Tensor,
+    ape: Tensor,
+    tail: Tensor,
+    pool_cache: Tensor,
+    state_slots: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    start_positions: Tensor,
+    block_size: int,
+) -> Results:
+    pool, bounds = len(ape), cu_seqlens.tolist()
+    seen = tail.clone()
+    for t, (b, i) in enumerate(_owner(cu_seqlens)):
+        slot = int(state_slots[b])
+        if slot == -1:
+            continue
+        position = int(start_positions[b]) + i
+        length = int(start_positions[b]) + bounds[b + 1] - bounds[b]
+        seen[slot, position % pool] = torch.stack([keys[t], gates[t]])
+        if position >= length - length % pool:
+            tail[slot, position % pool] = seen[slot, position % pool]
+        if position % pool == pool - 1:
+            weight = torch.softmax(seen[slot, :, 1] + ape, 0)
+            row = _slot(block_table, b, position, block_size) // pool
+            pool_cache[row] = (weight * seen[slot, :, 0]).sum(0)
+    return {"tail": tail, "pool_cache": pool_cache}
+
+
+def _select(
+    q: Tensor, weights: Tensor, pool_cache: Tensor, block_table: Tensor, b: int, length: int, scalars: Mapping[str, Any]
+) -> list[int]:
+    pool, block_size = scalars["pool_size"], scalars["block_size"]
+    scored = []
+    for p in range(length // pool):
+        key = pool_cache[_slot(block_table, b, p * pool, block_size) // pool]
+        dots = torch.relu((q @ key) * scalars["softmax_scale"])
+        scored.append((-float(weights @ dots), p))
+    chosen = sorted(p for _, p in sorted(scored)[: scalars["topk_tokens"] // pool])
+    positions = [p * pool + j for p in chosen for j in range(pool)]
+    if scalars["always_tail"]:
+        positions += range(length // pool * pool, length)
+    width = scalars["topk_tokens"] + (pool - 1 if scalars["always_tail"] else 0)
+    return positions + [-1] * (width - len(positions))
+
+
+def _width(scalars: Mapping[str, Any]) -> int:
+    return scalars["topk_tokens"] + (scalars["pool_size"] - 1 if scalars["always_tail"] else 0)
+
+
+def index_select_prefill(
+    q: Tensor,
+    weights: Tensor,
+    pool_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    start_positions: Tensor,
+    **scalars: Any,
+) -> Results:
+    rows = [
+        _select(q[t], weights[t], pool_cache, block_table, b, int(start_positions[b]) + i + 1, scalars)
+        for t, (b, i) in enumerate(_owner(cu_seqlens))
+    ]
+    return {"topk_indices": torch.tensor(rows, dtype=torch.int32).view(len(q), _width(scalars))}
+
+
+def index_select_decode(
+    q: Tensor, weights: Tensor, pool_cache: Tensor, block_table: Tensor, seq_lens: Tensor, **scalars: Any
+) -> Results:
+    rows = [
+        _select(q[b], weights[b], pool_cache, block_table, b, length, scalars)
+        for b, length in enumerate(seq_lens.tolist())
+    ]
+    return {"topk_indices": torch.tensor(rows, dtype=torch.int32).view(len(q), _width(scalars))}
+
+
+def _attend(
+    q: Tensor, latents: Tensor, chosen: list[int], block_table: Tensor, b: int, scalars: Mapping[str, Any]
+) -> Tensor:
+    positions = [position for position in chosen if position != -1]
+    if not positions:
+        return q.new_zeros(q.shape[0], scalars["value_dim"])
+    rows = torch.stack([latents[_slot(block_table, b, position, scalars["block_size"])] for position in positions])
+    return torch.softmax(scalars["softmax_scale"] * q @ rows.T, -1) @ rows[:, : scalars["value_dim"]]
+
+
+def sparse_mla_prefill(
+    q: Tensor, latents: Tensor, topk_indices: Tensor, block_table: Tensor, cu_seqlens: Tensor, **scalars: Any
+) -> Results:
+    out = q.new_zeros(*q.shape[:2], scalars["value_dim"])
+    for t, (b, _) in enumerate(_owner(cu_seqlens)):
+        out[t] = _attend(q[t], latents, topk_indices[t].tolist(), block_table, b, scalars)
+    return {"out": out}
+
+
+def sparse_mla_decode(q: Tensor, latents: Tensor, topk_indices: Tensor, block_table: Tensor, **scalars: Any) -> Results:
+    out = q.new_zeros(*q.shape[:2], scalars["value_dim"])
+    for b in range(len(q)):
+        out[b] = _attend(q[b], latents, topk_indices[b].tolist(), block_table, b, scalars)
+    return {"out": out}
+
+
+def _convolve(x: Tensor, weight: Tensor, held: Tensor, activation: str | None) -> Tensor:
+    """One token; `held [C, K - 1]` is shifted in place."""
+    window = torch.cat([held, x[:, None]], 1)
+    held.copy_(window[:, 1:])
+    y = torch.stack([(window[c] * weight[c]).sum() for c in range(len(x))])
+    return y if activation is None else torch.stack([v / (1 + math.exp(-float(v))) for v in y])
+
+
+def short_conv_prefill(
+    x: Tensor,
+    weight: Tensor,
+    conv_state: Tensor,
+    state_slots: Tensor,
+    cu_seqlens: Tensor,
+    activation: str | None,
+) -> Results:
+    y = torch.zeros_like(x)
+    for t, (b, _) in enumerate(_owner(cu_seqlens)):
+        if state_slots[b] != -1:
+            y[t] = _convolve(x[t], weight, conv_state[state_slots[b]], activation)
+    return {"y": y, "conv_state": conv_state}
+
+
+def short_conv_decode(
+    x: Tensor, weight: Tensor, conv_state: Tensor, state_slots: Tensor, activation: str | None
+) -> Results:
+    each = torch.arange(len(x) + 1, dtype=torch.int32)
+    return short_conv_prefill(x, weight, conv_state, state_slots, each, activation)
+
+
+def gated_delta_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    state_slots: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    scale: float,
+    l2norm_eps: float,
+    chunk_size: int | None = None,
+) -> Results:
+    out = torch.zeros_like(v)
+    for t, (b, _) in enumerate(_owner(cu_seqlens)):
+        slot = int(state_slots[b])
+        if slot == -1:
+            continue
+        for h in range(q.shape[1]):
+            held = state[slot, h]
+            query = scale * q[t, h] / torch.sqrt(q[t, h] @ q[t, h] + l2norm_eps)
+            key = k[t, h] / torch.sqrt(k[t, h] @ k[t, h] + l2norm_eps)
+            held *= torch.exp(g[t, h])[:, None]
+            held += torch.outer(key, beta[t, h] * (v[t, h] - held.T @ key))
+            out[t, h] = held.T @ query
+    return {"out": out, "state": state}
+
+
+def gated_delta_decode(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, state_slots: Tensor, **scalars: Any
+) -> Results:
+    each = torch.arange(len(q) + 1, dtype=torch.int32)
+    return gated_delta_prefill(q, k, v, g, beta, state, state_slots, each, **scalars)
+
+
+def hc_pre(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, norm_eps: float, hc_eps: float, sinkhorn_iters: int
+) -> Results:
+    tokens, m, d = streams.shape
+    post, comb, collapsed = streams.new_zeros(tokens, m), streams.new_zeros(tokens, m, m), streams.new_zeros(tokens, d)
+    for t in range(tokens):
+        flat = streams[t].reshape(-1)
+        mixed = fn @ (flat / torch.sqrt((flat @ flat) / len(flat) + norm_eps))
+        pre = 1 / (1 + torch.exp(-(mixed[:m] * scale[0] + base[:m]))) + hc_eps
+        post[t] = 2 / (1 + torch.exp(-(mixed[m : 2 * m] * scale[1] + base[m : 2 * m])))
+        matrix = torch.softmax((mixed[2 * m :] * scale[2] + base[2 * m :]).view(m, m), 1) + hc_eps
+        matrix = matrix / (matrix.sum(0, keepdim=True) + hc_eps)
+        for _ in range(sinkhorn_iters - 1):
+            matrix = matrix / (matrix.sum(1, keepdim=True) + hc_eps)
+            matrix = matrix / (matrix.sum(0, keepdim=True) + hc_eps)
+        comb[t], collapsed[t] = matrix, pre @ streams[t]
+    return {"post": post, "comb": comb, "collapsed": collapsed}
+
+
+def hc_post(streams: Tensor, out: Tensor, post: Tensor, comb: Tensor) -> Results:
+    mixed = torch.zeros_like(streams)
+    for t in range(len(streams)):
+        for m in range(streams.shape[1]):
+            mixed[t, m] = post[t, m] * out[t] + sum(comb[t, n, m] * streams[t, n] for n in range(streams.shape[1]))
+    return {"mixed": mixed}
+
+
+def expert_gemm(x: Tensor, weight: Tensor, expert_offsets: Tensor) -> Results:
+    out = x.new_zeros(len(x), weight.shape[1])
+    for i in range(len(x)):
+        expert = sum(int(offset) <= i for offset in expert_offsets.tolist()) - 1
+        out[i] = weight[expert] @ x[i]
+    return {"out": out}
+
+
+NAIVE: Mapping[str, Callable[..., Results]] = {
+    fn.__name__: fn
+    for fn in (
+        kv_store,
+        index_pool,
+        index_select_prefill,
+        index_select_decode,
+        sparse_mla_prefill,
+        sparse_mla_decode,
+        short_conv_prefill,
+        short_conv_decode,
+        gated_delta_prefill,
+        gated_delta_decode,
+        hc_pre,
+        hc_post,
+        expert_gemm,
+    )
+}
+
+
+def define(name: str, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> Results:
+    """Results of operator `name` in float64 on copies of the arguments; ids keep their dtype."""
+    wide = {key: value.double() if value.is_floating_point() else value.clone() for key, value in tensors.items()}
+    wide = {key: value.clone() for key, value in wide.items()}
+    return NAIVE[name](**wide, **scalars)
