@@ -115,11 +115,6 @@ class EngineMetrics(LoadingMetrics):
             "request_success_total", "Requests that ended with an answer.", ["finished_reason"]
         )
         self.nan_logits_total = self.counter("nan_logits_total", "Requests failed because the model gave NaN.")
-        self.expert_load_entropy = self.gauge(
-            "expert_load_entropy",
-            "Entropy of the tokens' experts, 1 is even; per layer and modality.",
-            ["layer", "modality"],
-        )
 
 
 class VisionMetrics(LoadingMetrics):

@@ -31,7 +31,6 @@ ENGINE = [
     "num_preemptions_total",
     "request_success_total",
     "engine_step_age_seconds",
-    "expert_load_entropy",
 ]
 VISION = [*LOADING, "encode_seconds", "encode_cache_hits_total"]
 ROUTER = ["num_requests_running", "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_success_total"]
@@ -62,9 +61,7 @@ def test_every_attribute_is_exposed_under_its_own_name(metrics: type[Metrics]) -
 def test_labels_are_as_the_conventions_say() -> None:
     metrics = EngineMetrics()
     metrics.request_success_total.labels(finished_reason="stop").inc()
-    metrics.expert_load_entropy.labels(layer="3", modality="text").set(0.5)
     assert 'day0_request_success_total{finished_reason="stop"} 1.0' in metrics.text()
-    assert 'day0_expert_load_entropy{layer="3",modality="text"} 0.5' in metrics.text()
 
 
 def test_two_services_in_one_process_do_not_share_counts() -> None:

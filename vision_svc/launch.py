@@ -1,0 +1,160 @@
+"""Builds a vision service from its settings and takes it from first port to ready to drained; answers no call."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from protos.common.v1 import common_pb2
+from protos.vision.v1 import vision_pb2_grpc
+from svc_common.checkpoint import checkpoint_digest, versions_of
+from svc_common.health import Health, StepAge
+from svc_common.logs import get_logger
+from svc_common.metrics import VisionMetrics
+from svc_common.server import GrpcServer
+from vision_svc.batcher import Batcher
+from vision_svc.cache import TokenCache
+from vision_svc.encoder import Encoder
+from vision_svc.pipeline import Pipeline
+from vision_svc.processor import PatchProcessor
+from vision_svc.server import SERVICE_NAME, VisionServicer
+from vision_svc.settings import VisionSettings
+from vision_svc.weights import WeightsError, weight_bytes
+
+_log = get_logger("day0.vision")
+
+
+class VisionLauncher:
+    """One vision service. `start`, `load`, then `stop`; or `run`, which does all three and obeys signals."""
+
+    def __init__(self, settings: VisionSettings) -> None:
+        self.settings = settings
+        self.metrics = VisionMetrics()
+        self.health = Health(settings.host, settings.health_port)
+        self.server = GrpcServer(settings, self.health, name="vision")
+        self.metrics_port = 0
+        self.pipeline: Pipeline | None = None
+        self._servicer = VisionServicer(self.metrics)
+        self._step_age = StepAge()
+        self._encode_executor = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._batches: asyncio.Task[None] | None = None
+        self.server.add(vision_pb2_grpc.add_VisionServiceServicer_to_server, self._servicer, SERVICE_NAME)
+
+    async def start(self) -> None:
+        """Opens the ports; calls are UNAVAILABLE until `load` has ended."""
+        self.metrics_port = self.metrics.start_http(self.settings.host, self.settings.metrics_port)
+        await self.server.start()
+
+    async def load(self) -> None:
+        """Reads the weights, runs one real forward, only then is ready. Raises WeightsError, OSError, ValueError."""
+        loop = asyncio.get_running_loop()
+        self.metrics.set_startup_stage("loading")
+        try:
+            encoder, processor = await loop.run_in_executor(self._encode_executor, self._load_model)
+            self.metrics.set_startup_stage("warming_up")
+            await loop.run_in_executor(self._encode_executor, encoder.warm_up)
+        except Exception:
+            self.metrics.set_startup_stage("failed")
+            raise
+        self._begin(encoder, processor)
+        self.metrics.set_startup_stage("ready")
+        self.health.set_serving(SERVICE_NAME, True)
+        _log.info("ready", extra={"model": str(self.settings.model), "weight_files": list(encoder.weight_files)})
+
+    async def stop(self) -> None:
+        """Drains and frees threads and ports. May be called twice."""
+        await self.server.drain()
+        if self._batches is not None:
+            self._batches.cancel()
+            await asyncio.gather(self._batches, return_exceptions=True)
+        if self.pipeline is not None:
+            self.pipeline.close()
+        self._encode_executor.shutdown(wait=False, cancel_futures=True)
+        if self.metrics_port:
+            self.metrics.stop_http()
+            self.metrics_port = 0
+
+    async def run(self) -> None:
+        """Serves until a signal; raises when loading failed."""
+        try:
+            await self.start()
+            await self.server.run_until_signal(self.load)
+        finally:
+            await self.stop()
+
+    def _load_model(self) -> tuple[Encoder, PatchProcessor]:
+        settings = self.settings
+        if settings.encode_threads:
+            torch.set_num_threads(settings.encode_threads)
+        if not (settings.model / "config.json").is_file():
+            raise WeightsError(f"model {settings.model} is no checkpoint folder: it has no config.json")
+        self.metrics.weight_load_expected_bytes.set(weight_bytes(settings.model))
+        processor = PatchProcessor(settings.model)
+        encoder = Encoder(
+            settings.model,
+            dtype=settings.dtype,
+            batch_invariant=settings.batch_invariant,
+            progress=self.metrics.weight_load_bytes.inc,
+        )
+        for name in ("patch_size", "merge_size", "temporal_patch_size"):
+            ours, towers = getattr(processor, name), getattr(encoder, name)
+            if ours != towers:
+                raise WeightsError(f"{name} is {ours} in preprocessor_config.json and {towers} in config.json")
+        if processor.max_patches > settings.patch_budget:
+            _log.warning(
+                "images above the patch budget are refused; the checkpoint's processor allows larger ones",
+                extra={"patch_budget": settings.patch_budget, "processor_max_patches": processor.max_patches},
+            )
+        return encoder, processor
+
+    def _begin(self, encoder: Encoder, processor: PatchProcessor) -> None:
+        settings = self.settings
+        batcher = Batcher(
+            encoder.encode,
+            self._encode_executor,
+            patch_budget=settings.patch_budget,
+            max_waiting_patches=settings.max_waiting_patches,
+            batch_wait_ms=settings.batch_wait_ms,
+            step_age=self._step_age,
+            observe_encode_seconds=self.metrics.encode_seconds.observe,
+            observe_queue_seconds=self.metrics.request_queue_time_seconds.observe,
+        )
+        versions = versions_of("day0", "torch", "transformers", "pillow", "numpy")
+        # Everything the last bit of a sum may depend on.
+        machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+        fingerprint = f"{sorted(versions.items())} {machine}".encode() + encoder.fingerprint
+        self.pipeline = Pipeline(
+            rules=settings.decode_rules,
+            processor=processor,
+            batcher=batcher,
+            cache=TokenCache(settings.cache_bytes),
+            fingerprint=fingerprint,
+            decode_threads=settings.decode_threads,
+            max_waiting_images=settings.max_waiting_images,
+            max_waiting_bytes=settings.max_waiting_bytes,
+        )
+        batches = asyncio.create_task(batcher.run())
+        batches.add_done_callback(self._batches_ended)
+        self._batches = batches
+        limit_seconds = settings.liveness_seconds
+        self.health.set_liveness(lambda: not batches.done() and self._step_age.alive(limit_seconds))
+        info = common_pb2.ModelInfo(
+            model=settings.model_name or settings.model.resolve().name,
+            architecture=encoder.architecture,
+            tier="upstream",
+            modalities=["image"],
+            dtype=encoder.dtype,
+            operator_backends={"vision_attention": "torch_sdpa"},
+            checkpoint_digest=checkpoint_digest(settings.model),
+            versions=versions,
+            visual_hidden=encoder.hidden,
+        )
+        self._servicer.begin(self.pipeline, info, encoder.merge_size)
+
+    def _batches_ended(self, batches: asyncio.Task[None]) -> None:
+        if not batches.cancelled():
+            _log.critical("the batch loop ended; liveness fails", exc_info=batches.exception())
+            self.health.set_serving(SERVICE_NAME, False)
