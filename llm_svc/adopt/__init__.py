@@ -1,0 +1,1 @@
+"""Binds an unmodified upstream definition to our operators."""

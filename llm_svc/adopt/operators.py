@@ -1,0 +1,41 @@
+"""The operators an adopted family calls, each resolved to one backend when the model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from day0_kernels import registry
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """One callable an operator; signatures and shapes are in each operator's spec."""
+
+    kv_store: Callable[..., Any]
+    index_pool: Callable[..., Any]
+    index_select_prefill: Callable[..., Any]
+    index_select_decode: Callable[..., Any]
+    sparse_mla_prefill: Callable[..., Any]
+    sparse_mla_decode: Callable[..., Any]
+    short_conv_prefill: Callable[..., Any]
+    short_conv_decode: Callable[..., Any]
+    gated_delta_prefill: Callable[..., Any]
+    gated_delta_decode: Callable[..., Any]
+    hc_pre: Callable[..., Any]
+    hc_post: Callable[..., Any]
+    expert_gemm: Callable[..., Any]
+
+
+def resolve_operators(
+    device: torch.device, dtype: torch.dtype, backend: str | None = None
+) -> tuple[Operators, dict[str, str]]:
+    """All operators for a device and dtype, and the name of the backend each one got.
+
+    `backend` asks for one backend by name; an operator that it refuses raises with the reason.
+    """
+    resolved = {f.name: registry.resolve(f.name, device, dtype, backend=backend) for f in fields(Operators)}
+    return Operators(**{name: r.fn for name, r in resolved.items()}), {n: r.backend for n, r in resolved.items()}

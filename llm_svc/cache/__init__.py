@@ -1,0 +1,1 @@
+"""Blocks, state slots and snapshots: who holds which row of the caches."""

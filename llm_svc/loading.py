@@ -1,0 +1,163 @@
+"""Turns a checkpoint folder into a runner and the pools that fit it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+
+from llm_svc.adopt.families import FAMILIES, Family
+from llm_svc.adopt.operators import resolve_operators
+from llm_svc.adopt.rows import bind_linears
+from llm_svc.adopt.seams import EXPERTS_IMPLEMENTATION, adopted
+from llm_svc.cache.block_pool import BlockPool
+from llm_svc.cache.state_slots import Snapshots, StateSlots
+from llm_svc.cache.storage import layer_bytes
+from llm_svc.native import NativeModel, NativeRunner
+from llm_svc.runner import ModelFacts, Runner
+from llm_svc.scheduler import Scheduler, SchedulerLimits
+from llm_svc.settings import LlmSettings
+from llm_svc.upstream import UpstreamRunner
+from svc_common.logs import get_logger
+
+_log = get_logger("day0.loading")
+
+
+class LoadError(Exception):
+    """The checkpoint cannot be served; the message says what is wrong with which file or setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that can run, and a scheduler over pools sized for it."""
+
+    runner: Runner
+    scheduler: Scheduler
+    facts: ModelFacts
+
+
+def load_model(settings: LlmSettings) -> LoadedModel:
+    """Loads the checkpoint into the tier that the settings ask for; raises LoadError."""
+    path = Path(settings.model)
+    if not (path / "config.json").is_file():
+        raise LoadError(f"model: {path} has no config.json")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    family = FAMILIES.get(config.model_type)
+    if settings.tier == "native" and family is None:
+        raise LoadError(
+            f"tier: native knows {', '.join(sorted(FAMILIES))}, and the model is {config.model_type}; use tier=upstream"
+        )
+    if settings.tier == "upstream" or family is None:
+        loaded = _load_upstream(path, config, settings)
+    else:
+        loaded = _load_native(path, config, family, settings)
+    _log.info(
+        "model loaded",
+        extra={"architecture": loaded.facts.architecture, "tier": loaded.facts.tier, "dtype": loaded.facts.dtype},
+    )
+    return loaded
+
+
+def _load_native(path: Path, config: PreTrainedConfig, family: Family, settings: LlmSettings) -> LoadedModel:
+    text_config = config.get_text_config()
+    family.check(text_config, settings.block_size)
+    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+    operators, backends = resolve_operators(device, dtype)
+    with adopted(family.classes, family.pretrained):
+        model = _from_pretrained(family.model, path, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION)
+    num_blocks = settings.cache_tokens // settings.block_size
+    num_snapshots = settings.max_snapshots if settings.prefix_cache else 0
+    layers = family.allocate_layers(
+        text_config,
+        num_blocks=num_blocks,
+        block_size=settings.block_size,
+        num_slots=settings.max_running_sequences,
+        num_snapshots=num_snapshots,
+        dtype=dtype,
+        device=device,
+    )
+    language_model, lm_head = family.parts(model)
+    bind_linears(language_model)
+    bind_linears(lm_head)
+    facts = _facts(config, model, "native", settings, backends, layer_bytes(layers))
+    native = NativeModel(
+        language_model=language_model,
+        lm_head=lm_head,
+        layer_types=frozenset(text_config.layer_types),
+        operators=operators,
+        layers=layers,
+        block_size=settings.block_size,
+        device=device,
+    )
+    limits = SchedulerLimits(
+        max_batch_tokens=settings.max_batch_tokens,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        max_running_sequences=settings.max_running_sequences,
+        prefix_cache=settings.prefix_cache,
+    )
+    scheduler = Scheduler(
+        limits,
+        BlockPool(num_blocks, settings.block_size),
+        StateSlots(settings.max_running_sequences),
+        Snapshots(num_snapshots),
+    )
+    return LoadedModel(NativeRunner(native, facts), scheduler, facts)
+
+
+def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings) -> LoadedModel:
+    """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
+    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = _from_pretrained(auto, path, dtype=getattr(torch, settings.dtype))
+    facts = _facts(config, model, "upstream", settings, {}, 0)
+    context = facts.context_tokens
+    limits = SchedulerLimits(
+        max_batch_tokens=context + 1, prefill_chunk_tokens=0, max_running_sequences=1, prefix_cache=False
+    )
+    blocks = BlockPool(-(-context // settings.block_size), settings.block_size)
+    scheduler = Scheduler(limits, blocks, StateSlots(1), None)
+    return LoadedModel(UpstreamRunner(model, facts, torch.device(settings.device)), scheduler, facts)
+
+
+def _from_pretrained(cls: Any, path: Path, **options: Any) -> Any:
+    """Upstream's own loading, refusing what it would only warn of: weights that are missing, left over or misshapen."""
+    try:
+        model, info = cls.from_pretrained(path, local_files_only=True, output_loading_info=True, **options)
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path}: {error}") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        names = sorted(str(name) for name in info.get(kind) or ())
+        if names:
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            raise LoadError(f"{path}: {kind.replace('_', ' ')}: {shown}")
+    return model.eval().requires_grad_(False)
+
+
+def _facts(
+    config: PreTrainedConfig,
+    model: Any,
+    tier: str,
+    settings: LlmSettings,
+    backends: dict[str, str],
+    cache_bytes: int,
+) -> ModelFacts:
+    text_config = config.get_text_config()
+    context = int(text_config.max_position_embeddings)
+    if settings.max_context_tokens:
+        context = min(context, settings.max_context_tokens)
+    takes_images = bool(settings.vision_target) and config.model_type in FAMILIES
+    return ModelFacts(
+        architecture=type(model).__name__,
+        tier=tier,
+        context_tokens=context,
+        vocab_size=int(text_config.vocab_size),
+        dtype=settings.dtype,
+        visual_hidden=int(text_config.hidden_size) if takes_images else 0,
+        image_token_id=getattr(config, "image_token_id", None),
+        operator_backends=backends,
+        cache_bytes=cache_bytes,
+    )

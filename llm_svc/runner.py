@@ -1,0 +1,42 @@
+"""What the engine asks of an execution tier; `native.py` and `upstream.py` are the two there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from llm_svc.core import Batch, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the rest of the service needs to know of a loaded model.
+
+    `context_tokens` bounds prompt and answer together; `visual_hidden` is the width of a visual token, 0 where images
+    cannot be used; `image_token_id` is the placeholder's id, None where there is none; `operator_backends` names the
+    backend of each operator (empty in the upstream tier).
+    """
+
+    architecture: str
+    tier: str
+    context_tokens: int
+    vocab_size: int
+    dtype: str
+    visual_hidden: int
+    image_token_id: int | None
+    operator_backends: dict[str, str]
+    cache_bytes: int
+
+
+class Runner(Protocol):
+    """Runs the forward of a batch."""
+
+    facts: ModelFacts
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Logits float32 [number of `batch.sampled`, vocab_size], in their order."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Told when a sequence has left the running set, so that what is held for it can go."""

@@ -1,0 +1,217 @@
+"""Puts the language service together and runs it from start to drained; knows no request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc.aio
+import torch
+import transformers
+
+from llm_svc.core import Prompt, PromptTokens, Request, SamplingParams
+from llm_svc.core import Sequence as TokenSequence
+from llm_svc.detokenizer import Detokenizer, spellings_of
+from llm_svc.engine import Engine
+from llm_svc.loading import LoadedModel, load_model
+from llm_svc.observe import EngineObserver
+from llm_svc.output import OutputChannel
+from llm_svc.prompt import PromptBuilder
+from llm_svc.request_limits import RequestLimits
+from llm_svc.sampler import Sampler
+from llm_svc.sampling_checks import GenerationDefaults, read_eos_ids
+from llm_svc.server import LanguageServicer, Served
+from llm_svc.settings import LlmSettings
+from llm_svc.visual import VisualStore
+from llm_svc.wire import RequestReader
+from protos.common.v1 import common_pb2
+from protos.llm.v1 import llm_pb2, llm_pb2_grpc
+from protos.vision.v1 import vision_pb2_grpc
+from svc_common.channel import open_channel
+from svc_common.checkpoint import checkpoint_digest, versions_of
+from svc_common.daemon_thread import run_in_daemon_thread
+from svc_common.health import Health, StepAge
+from svc_common.logs import get_logger
+from svc_common.metrics import EngineMetrics
+from svc_common.server import GrpcServer
+
+SERVICE_NAME = llm_pb2.DESCRIPTOR.services_by_name["LanguageService"].full_name
+
+_log = get_logger("day0.llm")
+
+
+class LanguageModelService:
+    """One language service. Alive from the start; ready when the weights are there and one forward has run."""
+
+    def __init__(self, settings: LlmSettings) -> None:
+        self._settings = settings
+        self.metrics = EngineMetrics()
+        self.health = Health(settings.host, settings.health_port)
+        self.server = GrpcServer(settings, self.health, name="llm")
+        self.metrics_port = 0
+        self._step_age = StepAge()
+        self._prompts: PromptBuilder | None = None
+        self._vision: grpc.aio.Channel | None = None
+        self.servicer = LanguageServicer(
+            max_open_requests=settings.max_open_requests, output_buffer_tokens=settings.output_buffer_tokens
+        )
+        self.server.add(llm_pb2_grpc.add_LanguageServiceServicer_to_server, self.servicer, SERVICE_NAME)
+        self.health.set_liveness(self._alive)
+        self.metrics.engine_step_age_seconds.set_function(self._step_age.age_seconds)
+
+    async def start(self) -> None:
+        """Binds every port; OSError names the port setting that is taken. `load` comes next."""
+        self.metrics_port = self.metrics.start_http(self._settings.host, self._settings.metrics_port)
+        await self.server.start()
+
+    async def load(self) -> None:
+        """Loads the model, runs one forward and becomes ready; raises LoadError."""
+        settings = self._settings
+        self.metrics.set_startup_stage("loading")
+        model = await run_in_daemon_thread(lambda: load_model(settings), name="load")
+        self.metrics.set_startup_stage("warming_up")
+        await run_in_daemon_thread(lambda: _warm_up(model), name="warm-up")
+        self._prompts = await run_in_daemon_thread(
+            lambda: PromptBuilder.from_checkpoint(settings.model, template_seconds=settings.template_seconds),
+            name="tokenizer",
+        )
+        self.servicer.served = self._serve(model, self._prompts)
+        self.metrics.set_startup_stage("ready")
+        self.health.set_serving(SERVICE_NAME, True)
+        _log.info("ready", extra={"model": self.servicer.served.info.model, "tier": model.facts.tier})
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then drains; a failed load is raised."""
+        try:
+            await self.start()
+            await self.server.run_until_signal(self._load_and_watch)
+        finally:
+            await self._close()
+
+    async def _load_and_watch(self) -> None:
+        """Loads, then waits for the engine: a process whose engine has died ends, so that it can be started anew."""
+        await self.load()
+        assert self.servicer.served is not None
+        await asyncio.shield(asyncio.wrap_future(self.servicer.served.engine.ended))
+
+    async def stop(self) -> None:
+        """Drains, then closes everything."""
+        await self.server.drain()
+        await self._close()
+
+    def _alive(self) -> bool:
+        served = self.servicer.served
+        engine_alive = served is None or served.engine.alive
+        return engine_alive and self._step_age.alive(self._settings.liveness_seconds)
+
+    def _serve(self, model: LoadedModel, prompts: PromptBuilder) -> Served:
+        settings, path = self._settings, Path(self._settings.model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        spellings = spellings_of(tokenizer)
+        end_token_ids = read_eos_ids(path)
+        engine = Engine(
+            runner=model.runner,
+            scheduler=model.scheduler,
+            sampler=Sampler(model.facts.vocab_size),
+            make_detokenizer=lambda: Detokenizer(spellings),
+            end_token_ids=end_token_ids,
+            observer=EngineObserver(self.metrics),
+            step_age=self._step_age,
+            wake=_waker(asyncio.get_running_loop()),
+        )
+        info = _model_info(settings, model)
+        reader = RequestReader(
+            _limits(settings),
+            GenerationDefaults.from_checkpoint(path),
+            prompts,
+            eos_ids=end_token_ids,
+            context_tokens=model.facts.context_tokens,
+            vocab_size=model.facts.vocab_size,
+            model=info.model,
+        )
+        visual = None
+        if model.facts.visual_hidden:
+            self._vision = open_channel(
+                settings.vision_target,
+                max_message_bytes=settings.max_message_bytes,
+                keepalive_seconds=settings.keepalive_seconds,
+            )
+            stub = vision_pb2_grpc.VisionServiceStub(self._vision)
+            visual = VisualStore(stub, hidden=model.facts.visual_hidden, on_rows=engine.nudge)
+        engine.start()
+        return Served(
+            engine=engine,
+            reader=reader,
+            visual=visual,
+            info=info,
+            token_bytes=spellings.token_bytes,
+            image_token_id=model.facts.image_token_id,
+            max_running_sequences=model.scheduler.limits.max_running_sequences,
+        )
+
+    async def _close(self) -> None:
+        if self.servicer.served is not None:
+            await asyncio.to_thread(self.servicer.served.engine.stop)
+        if self._vision is not None:
+            await self._vision.close()
+        if self._prompts is not None:
+            await asyncio.to_thread(self._prompts.close)
+        if self.metrics_port:
+            await asyncio.to_thread(self.metrics.stop_http)
+            self.metrics_port = 0
+
+
+def _waker(loop: asyncio.AbstractEventLoop) -> Callable[[Sequence[OutputChannel]], None]:
+    """Wakes the readers of a step with one call into the event loop."""
+
+    def wake_all(channels: Sequence[OutputChannel]) -> None:
+        for channel in channels:
+            channel.wake()
+
+    def wake(channels: Sequence[OutputChannel]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake_all, channels)
+
+    return wake
+
+
+def _warm_up(model: LoadedModel) -> None:
+    """One real forward of a few tokens, with blocks and a slot that are given back; raises what goes wrong."""
+    scheduler = model.scheduler
+    ids = tuple(range(min(4, model.facts.vocab_size)))
+    request = Request("warm-up", (PromptTokens(ids),), (), SamplingParams(max_tokens=1))
+    sequence = TokenSequence(request, Prompt(ids))
+    scheduler.add(sequence)
+    batch = scheduler.schedule()
+    logits = model.runner.run(batch)
+    scheduler.remove(sequence)
+    model.runner.forget(sequence)
+    if not torch.isfinite(logits).all():
+        raise RuntimeError("the first forward gave logits that are not finite: the weights are broken")
+
+
+def _limits(settings: LlmSettings) -> RequestLimits:
+    return RequestLimits(
+        max_text_bytes=settings.max_prompt_bytes,
+        max_images=settings.max_images,
+        max_image_bytes=settings.max_total_image_bytes,
+        max_tokens=settings.max_output_tokens,
+        max_total_tokens=settings.max_total_output_tokens,
+    )
+
+
+def _model_info(settings: LlmSettings, model: LoadedModel) -> common_pb2.ModelInfo:
+    facts, path = model.facts, Path(settings.model)
+    return common_pb2.ModelInfo(
+        model=settings.model_name or path.resolve().name,
+        architecture=facts.architecture,
+        tier=facts.tier,
+        modalities=["text", "image"] if facts.visual_hidden else ["text"],
+        context_tokens=facts.context_tokens,
+        dtype=facts.dtype,
+        operator_backends=facts.operator_backends,
+        checkpoint_digest=checkpoint_digest(path),
+        versions=versions_of("day0", "torch", "transformers"),
+        visual_hidden=facts.visual_hidden,
+    )

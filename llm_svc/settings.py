@@ -1,0 +1,52 @@
+"""The language service's settings, read once at start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from svc_common.settings import ServiceSettings
+
+
+class LlmSettings(ServiceSettings):
+    """Environment variables `DAY0_LLM_<FIELD>`."""
+
+    model_config = SettingsConfigDict(env_prefix="DAY0_LLM_", frozen=True, extra="forbid")
+
+    model: str = Field(description="Folder of the checkpoint, in the Hugging Face layout.")
+    model_name: str = Field("", description="Name under which it is served; by default the folder's name.")
+    tier: Literal["auto", "native", "upstream"] = Field(
+        "auto", description="auto takes native for adopted families and upstream for all others."
+    )
+    device: Literal["cpu"] = Field("cpu", description="Where the model runs.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and activations.")
+    threads: int = Field(0, ge=0, le=1024, description="Threads of one matrix product; 0 leaves torch's choice.")
+    vision_target: str = Field("", description="gRPC target of the vision service; empty serves text only.")
+
+    block_size: int = Field(64, ge=1, le=4096, description="Tokens in a cache block.")
+    cache_tokens: int = Field(65536, ge=1, description="Tokens that all cache blocks hold together.")
+    max_snapshots: int = Field(64, ge=0, le=65536, description="Recurrent states kept for prefix reuse.")
+    prefix_cache: bool = Field(True, description="Reuse the blocks and states of earlier prompts.")
+    max_running_sequences: int = Field(64, ge=1, le=4096, description="Sequences in a forward at most.")
+    max_batch_tokens: int = Field(2048, ge=1, description="Tokens in a forward at most.")
+    prefill_chunk_tokens: int = Field(512, ge=0, description="Prompt tokens of one sequence in a forward; 0: no bound.")
+    max_context_tokens: int = Field(0, ge=0, description="Bound on prompt and answer; 0: the model's own.")
+
+    max_open_requests: int = Field(512, ge=1, le=65536, description="Requests accepted at once, waiting ones included.")
+    output_buffer_tokens: int = Field(64, ge=1, le=65536, description="Tokens that may wait for a slow reader.")
+    max_output_tokens: int = Field(16384, ge=1, description="Bound on max_tokens of a request, and its default.")
+    max_total_output_tokens: int = Field(262144, ge=1, description="Bound on n * max_tokens.")
+    max_prompt_bytes: int = Field(8 * 1024 * 1024, ge=1, description="Text of a prompt.")
+    max_images: int = Field(64, ge=0, le=4096, description="Images in a request.")
+    max_total_image_bytes: int = Field(48 * 1024 * 1024, ge=1, description="Encoded images of a request together.")
+    template_seconds: float = Field(
+        2.0, gt=0, le=60, description="Processor time of one rendering of the chat template."
+    )
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> LlmSettings:
+        if self.cache_tokens < self.block_size:
+            raise ValueError(f"cache_tokens {self.cache_tokens} must be at least block_size {self.block_size}")
+        return self
