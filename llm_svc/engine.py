@@ -21,9 +21,9 @@ from llm_svc.core import (
     SequenceStatus,
 )
 from llm_svc.detokenizer import Detokenizer
+from llm_svc.model_runner import Runner
 from llm_svc.observe import EngineObserver
 from llm_svc.output import FailureEvent, FinishEvent, OutputChannel, TokenEvent, UsageEvent
-from llm_svc.runner import Runner
 from llm_svc.sampler import NonFiniteLogits, Sampler, SamplingRow, new_generator
 from llm_svc.scheduler import Scheduler
 from llm_svc.stops import StopStrings

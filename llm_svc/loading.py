@@ -16,11 +16,11 @@ from llm_svc.adopt.seams import EXPERTS_IMPLEMENTATION, adopted
 from llm_svc.cache.block_pool import BlockPool
 from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
-from llm_svc.native import NativeModel, NativeRunner
-from llm_svc.runner import ModelFacts, Runner
+from llm_svc.model_runner import ModelFacts, Runner
+from llm_svc.native_runner import NativeModel, NativeRunner
 from llm_svc.scheduler import Scheduler, SchedulerLimits
 from llm_svc.settings import LlmSettings
-from llm_svc.upstream import UpstreamRunner
+from llm_svc.upstream_runner import UpstreamRunner
 from svc_common.logs import get_logger
 
 _log = get_logger("day0.loading")

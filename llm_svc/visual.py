@@ -15,7 +15,7 @@ from llm_svc.core import ImageInput, VisualTokens
 from protos.common.v1 import common_pb2
 from protos.vision.v1 import vision_pb2, vision_pb2_grpc
 from svc_common.deadline import current_deadline
-from svc_common.errors import Internal, ServiceError, error_from_rpc
+from svc_common.errors import Internal, ServiceError, Unavailable, error_from_rpc
 from svc_common.tensors import RowAssembler
 
 _ELEMENT_BYTES = {
@@ -139,7 +139,12 @@ class VisualStore:
                     case other:
                         raise Internal(f"the vision service sent {other} out of order", reason="VISION_PROTOCOL")
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
+            failure = error_from_rpc(error)
+            if isinstance(failure, Unavailable):
+                # Under a reason of its own: the router would take its DRAINING for ours and send us nothing more.
+                message = f"the vision service is not available: {failure.message}"
+                raise Unavailable(message, reason="VISION_UNAVAILABLE") from None
+            raise failure from None
         finally:
             call.cancel()
         if visual is None or rows is None:

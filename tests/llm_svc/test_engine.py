@@ -17,9 +17,9 @@ from llm_svc.core import Batch, FinishReason, Prompt, PromptTokens, Request, Sam
 from llm_svc.core import Sequence as TokenSequence
 from llm_svc.detokenizer import Detokenizer, spellings_of
 from llm_svc.engine import Engine
+from llm_svc.model_runner import ModelFacts
 from llm_svc.observe import EngineObserver
 from llm_svc.output import Event, FailureEvent, FinishEvent, OutputChannel, TokenEvent, UsageEvent
-from llm_svc.runner import ModelFacts
 from llm_svc.sampler import Sampler
 from llm_svc.scheduler import Scheduler, SchedulerLimits
 from svc_common.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable

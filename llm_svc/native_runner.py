@@ -12,7 +12,7 @@ from llm_svc.cache.storage import LayerCache, RecurrentLayerCache
 from llm_svc.core import Batch, Sequence
 from llm_svc.embeddings import batch_embeddings
 from llm_svc.forward_context import ForwardContext, forward_context
-from llm_svc.runner import ModelFacts
+from llm_svc.model_runner import ModelFacts
 
 DELTA_CHUNK_TOKENS = 64
 

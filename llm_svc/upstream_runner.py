@@ -9,7 +9,7 @@ import torch
 
 from llm_svc.core import Batch, Sequence
 from llm_svc.embeddings import batch_embeddings
-from llm_svc.runner import ModelFacts
+from llm_svc.model_runner import ModelFacts
 
 
 class UpstreamRunner:

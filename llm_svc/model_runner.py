@@ -1,4 +1,4 @@
-"""What the engine asks of an execution tier; `native.py` and `upstream.py` are the two there are."""
+"""What the engine asks of an execution tier; `native_runner.py` and `upstream_runner.py` are the two there are."""
 
 from __future__ import annotations
 
