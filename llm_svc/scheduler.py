@@ -78,6 +78,13 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
 
+    def forget_prefixes(self) -> None:
+        """Drops all that earlier prompts left for reuse, and the counts of it."""
+        self.blocks.forget_all()
+        if self.snapshots is not None:
+            self.snapshots.forget_all()
+        self.counters = SchedulerCounters()
+
     def stuck(self) -> bool:
         """Whether sequences could run and yet `schedule` found nothing: a fault of this file, never of a request."""
         if any(s.paused or s.available() < len(s) for s in self.running):

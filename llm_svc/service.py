@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc.aio
-import torch
 import transformers
 
-from llm_svc.core import Prompt, PromptTokens, Request, SamplingParams
-from llm_svc.core import Sequence as TokenSequence
 from llm_svc.detokenizer import Detokenizer, spellings_of
 from llm_svc.engine import Engine
 from llm_svc.loading import LoadedModel, load_model
@@ -24,6 +21,7 @@ from llm_svc.sampling_checks import GenerationDefaults, read_eos_ids
 from llm_svc.server import LanguageServicer, Served
 from llm_svc.settings import LlmSettings
 from llm_svc.visual import VisualStore
+from llm_svc.warm_up import warm_up
 from llm_svc.wire import RequestReader
 from protos.common.v1 import common_pb2
 from protos.llm.v1 import llm_pb2, llm_pb2_grpc
@@ -71,7 +69,7 @@ class LanguageModelService:
         self.metrics.set_startup_stage("loading")
         model = await run_in_daemon_thread(lambda: load_model(settings), name="load")
         self.metrics.set_startup_stage("warming_up")
-        await run_in_daemon_thread(lambda: _warm_up(model), name="warm-up")
+        await run_in_daemon_thread(lambda: warm_up(model), name="warm-up")
         self._prompts = await run_in_daemon_thread(
             lambda: PromptBuilder.from_checkpoint(settings.model, template_seconds=settings.template_seconds),
             name="tokenizer",
@@ -174,21 +172,6 @@ def _waker(loop: asyncio.AbstractEventLoop) -> Callable[[Sequence[OutputChannel]
             loop.call_soon_threadsafe(wake_all, channels)
 
     return wake
-
-
-def _warm_up(model: LoadedModel) -> None:
-    """One real forward of a few tokens, with blocks and a slot that are given back; raises what goes wrong."""
-    scheduler = model.scheduler
-    ids = tuple(range(min(4, model.facts.vocab_size)))
-    request = Request("warm-up", (PromptTokens(ids),), (), SamplingParams(max_tokens=1))
-    sequence = TokenSequence(request, Prompt(ids))
-    scheduler.add(sequence)
-    batch = scheduler.schedule()
-    logits = model.runner.run(batch)
-    scheduler.remove(sequence)
-    model.runner.forget(sequence)
-    if not torch.isfinite(logits).all():
-        raise RuntimeError("the first forward gave logits that are not finite: the weights are broken")
 
 
 def _limits(settings: LlmSettings) -> RequestLimits:

@@ -73,7 +73,7 @@ class BlockPool:
                 self._evictable[block] = key
 
     def forget_all(self) -> None:
-        """Drops every reusable block, as after weights or settings changed."""
+        """Drops every reusable block; those that are held keep their keys."""
         for block, key in self._evictable.items():
             del self._block_of[key], self._key_of[block]
             self._unused.append(block)

@@ -66,6 +66,11 @@ class Snapshots:
         else:
             self._row_of[key] = row
 
+    def forget_all(self) -> None:
+        """Frees every row."""
+        self._unused.extend(self._row_of.values())
+        self._row_of.clear()
+
     def discard(self, row: int) -> None:
         """Gives back a reserved row that was never written."""
         self._unused.append(row)

@@ -140,6 +140,17 @@ def test_a_hit_always_leaves_one_token_to_compute(length: int) -> None:
     assert again.cached == (length - 1) // BLOCK * BLOCK
 
 
+def test_forgotten_prefixes_are_no_hits() -> None:
+    scheduler = make_scheduler()
+    caches = SimulatedCaches(scheduler)
+    run_all(caches, [make_sequence(list(range(18)))])
+    scheduler.forget_prefixes()
+    assert scheduler.counters.prefix_queries_tokens == 0
+    again = make_sequence(list(range(18)))
+    run_all(caches, [again])
+    assert again.cached == 0
+
+
 def test_edit_in_the_middle_shares_only_what_stands_before_it() -> None:
     scheduler = make_scheduler(chunk=BLOCK)
     caches = SimulatedCaches(scheduler)
