@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 
 from llm_svc.adopt.families import FAMILIES, Family
@@ -22,6 +23,7 @@ from llm_svc.scheduler import Scheduler, SchedulerLimits
 from llm_svc.settings import LlmSettings
 from llm_svc.upstream_runner import UpstreamRunner
 from svc_common.logs import get_logger
+from svc_common.threads import product_threads
 
 _log = get_logger("day0.loading")
 
@@ -44,8 +46,6 @@ def load_model(settings: LlmSettings) -> LoadedModel:
     path = Path(settings.model)
     if not (path / "config.json").is_file():
         raise LoadError(f"model: {path} has no config.json")
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     family = FAMILIES.get(config.model_type)
     if settings.tier == "native" and family is None:
@@ -82,6 +82,7 @@ def _load_native(path: Path, config: PreTrainedConfig, family: Family, settings:
         device=device,
     )
     language_model, lm_head = family.parts(model)
+    _set_threads(model, settings)
     bind_linears(language_model)
     bind_linears(lm_head)
     facts = _facts(config, model, "native", settings, backends, layer_bytes(layers))
@@ -113,6 +114,7 @@ def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings) 
     """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     model = _from_pretrained(auto, path, dtype=getattr(torch, settings.dtype))
+    _set_threads(model, settings)
     facts = _facts(config, model, "upstream", settings, {}, 0)
     context = facts.context_tokens
     limits = SchedulerLimits(
@@ -135,6 +137,12 @@ def _from_pretrained(cls: Any, path: Path, **options: Any) -> Any:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             raise LoadError(f"{path}: {kind.replace('_', ' ')}: {shown}")
     return model.eval().requires_grad_(False)
+
+
+def _set_threads(model: nn.Module, settings: LlmSettings) -> None:
+    widest = max((m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)), default=0)
+    if threads := product_threads(settings.threads, widest):
+        torch.set_num_threads(threads)
 
 
 def _facts(

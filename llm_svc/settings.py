@@ -22,7 +22,9 @@ class LlmSettings(ServiceSettings):
     )
     device: Literal["cpu"] = Field("cpu", description="Where the model runs.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and activations.")
-    threads: int = Field(0, ge=0, le=1024, description="Threads of one matrix product; 0 leaves torch's choice.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size."
+    )
     vision_target: str = Field("", description="gRPC target of the vision service; empty serves text only.")
 
     block_size: int = Field(64, ge=1, le=4096, description="Tokens in a cache block.")

@@ -69,6 +69,8 @@ class Encoder:
         self._tower = Glm5NextVisionModel._from_config(vision, dtype=DTYPES[dtype], attn_implementation="sdpa").eval()
         weights = read_vision_weights(checkpoint, progress)
         _fill(self._tower, weights.tensors)
+        self.widest_weights = max(parameter.numel() for parameter in self._tower.parameters())
+        """Elements of the largest parameter."""
         self.weight_files = weights.files
         self.hidden: int = vision.out_hidden_size
         self.merge_size: int = vision.spatial_merge_size

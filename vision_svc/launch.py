@@ -15,6 +15,7 @@ from svc_common.health import Health, StepAge
 from svc_common.logs import get_logger
 from svc_common.metrics import VisionMetrics
 from svc_common.server import GrpcServer
+from svc_common.threads import product_threads
 from vision_svc.batcher import Batcher
 from vision_svc.cache import TokenCache
 from vision_svc.encoder import Encoder
@@ -87,8 +88,6 @@ class VisionLauncher:
 
     def _load_model(self) -> tuple[Encoder, PatchProcessor]:
         settings = self.settings
-        if settings.encode_threads:
-            torch.set_num_threads(settings.encode_threads)
         if not (settings.model / "config.json").is_file():
             raise WeightsError(f"model {settings.model} is no checkpoint folder: it has no config.json")
         self.metrics.weight_load_expected_bytes.set(weight_bytes(settings.model))
@@ -99,6 +98,8 @@ class VisionLauncher:
             batch_invariant=settings.batch_invariant,
             progress=self.metrics.weight_load_bytes.inc,
         )
+        if threads := product_threads(settings.encode_threads, encoder.widest_weights):
+            torch.set_num_threads(threads)
         for name in ("patch_size", "merge_size", "temporal_patch_size"):
             ours, towers = getattr(processor, name), getattr(encoder, name)
             if ours != towers:
