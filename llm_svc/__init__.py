@@ -1,0 +1,1 @@
+"""The language service: tokens and visual tokens in, tokens out; knows no image bytes and no replica."""

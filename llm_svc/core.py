@@ -72,13 +72,12 @@ PromptSegment = PromptTokens | PromptImage
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked, converted once. `deadline` is on the monotonic clock, in seconds, or None."""
+    """What a client asked, converted once. `arrival` is on the monotonic clock, in seconds."""
 
     request_id: str
     segments: tuple[PromptSegment, ...]
     images: tuple[ImageInput, ...]
     sampling: SamplingParams
-    deadline: float | None = None
     arrival: float = field(default_factory=time.monotonic)
 
 

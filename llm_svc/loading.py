@@ -19,6 +19,7 @@ from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
 from llm_svc.model_runner import ModelFacts, Runner
 from llm_svc.native_runner import NativeModel, NativeRunner
+from llm_svc.owned_tensors import Progress, WeightsError, owned_tensors
 from llm_svc.scheduler import Scheduler, SchedulerLimits
 from llm_svc.settings import LlmSettings
 from llm_svc.upstream_runner import UpstreamRunner
@@ -41,8 +42,8 @@ class LoadedModel:
     facts: ModelFacts
 
 
-def load_model(settings: LlmSettings) -> LoadedModel:
-    """Loads the checkpoint into the tier that the settings ask for; raises LoadError."""
+def load_model(settings: LlmSettings, progress: Progress = lambda done, expected: None) -> LoadedModel:
+    """Loads the checkpoint into the tier that the settings ask for; raises LoadError and ValueError."""
     path = Path(settings.model)
     if not (path / "config.json").is_file():
         raise LoadError(f"model: {path} has no config.json")
@@ -53,23 +54,32 @@ def load_model(settings: LlmSettings) -> LoadedModel:
             f"tier: native knows {', '.join(sorted(FAMILIES))}, and the model is {config.model_type}; use tier=upstream"
         )
     if settings.tier == "upstream" or family is None:
-        loaded = _load_upstream(path, config, settings)
+        loaded = _load_upstream(path, config, settings, progress)
     else:
-        loaded = _load_native(path, config, family, settings)
+        loaded = _load_native(path, config, family, settings, progress)
     _log.info(
         "model loaded",
-        extra={"architecture": loaded.facts.architecture, "tier": loaded.facts.tier, "dtype": loaded.facts.dtype},
+        extra={
+            "architecture": loaded.facts.architecture,
+            "tier": loaded.facts.tier,
+            "dtype": loaded.facts.dtype,
+            "cache_bytes": loaded.facts.cache_bytes,
+        },
     )
     return loaded
 
 
-def _load_native(path: Path, config: PreTrainedConfig, family: Family, settings: LlmSettings) -> LoadedModel:
+def _load_native(
+    path: Path, config: PreTrainedConfig, family: Family, settings: LlmSettings, progress: Progress
+) -> LoadedModel:
     text_config = config.get_text_config()
     family.check(text_config, settings.block_size)
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     operators, backends = resolve_operators(device, dtype)
     with adopted(family.classes, family.pretrained):
-        model = _from_pretrained(family.model, path, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION)
+        model = _from_pretrained(
+            family.model, path, config, progress, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION
+        )
     num_blocks = settings.cache_tokens // settings.block_size
     num_snapshots = settings.max_snapshots if settings.prefix_cache else 0
     layers = family.allocate_layers(
@@ -110,10 +120,9 @@ def _load_native(path: Path, config: PreTrainedConfig, family: Family, settings:
     return LoadedModel(NativeRunner(native, facts), scheduler, facts)
 
 
-def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings) -> LoadedModel:
+def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings, progress: Progress) -> LoadedModel:
     """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
-    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-    model = _from_pretrained(auto, path, dtype=getattr(torch, settings.dtype))
+    model = _from_pretrained(_upstream_class(config), path, config, progress, dtype=getattr(torch, settings.dtype))
     _set_threads(model, settings)
     facts = _facts(config, model, "upstream", settings, {}, 0)
     context = facts.context_tokens
@@ -125,11 +134,28 @@ def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings) 
     return LoadedModel(UpstreamRunner(model, facts, torch.device(settings.device)), scheduler, facts)
 
 
-def _from_pretrained(cls: Any, path: Path, **options: Any) -> Any:
+def _upstream_class(config: PreTrainedConfig) -> Any:
+    """The class that upstream's auto classes would load, those for images first."""
+    for auto in (AutoModelForImageTextToText, AutoModelForCausalLM):
+        if type(config) in auto._model_mapping:
+            return auto._model_mapping[type(config)]
+    raise LoadError(f"model_type {config.model_type!r}: transformers has no class that generates text from it")
+
+
+def _from_pretrained(cls: Any, path: Path, config: PreTrainedConfig, progress: Progress, **options: Any) -> Any:
     """Upstream's own loading, refusing what it would only warn of: weights that are missing, left over or misshapen."""
     try:
-        model, info = cls.from_pretrained(path, local_files_only=True, output_loading_info=True, **options)
-    except (OSError, ValueError) as error:
+        with owned_tensors(path, progress) as tensors:
+            model, info = cls.from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors,
+                output_loading_info=True,
+                # Reported below by name; upstream's own error points to a printed table.
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+    except (OSError, ValueError, WeightsError) as error:
         raise LoadError(f"{path}: {error}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         names = sorted(str(name) for name in info.get(kind) or ())

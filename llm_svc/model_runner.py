@@ -39,4 +39,4 @@ class Runner(Protocol):
         """Logits float32 [number of `batch.sampled`, vocab_size], in their order."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Told when a sequence has left the running set, so that what is held for it can go."""
+        """Told when a sequence is over, so that what is held for it can go."""

@@ -14,16 +14,16 @@ class RequestLimits:
     max_messages: int = 1024
     max_parts: int = 4096
     max_text_bytes: int = 8 << 20
-    max_images: int = 64
+    max_images: int = 32
     max_image_bytes: int = 48 << 20
-    max_label_bytes: int = 256
+    max_label_bytes: int = 1024
     max_tokens: int = 1 << 17
     max_choices: int = 16
     max_total_tokens: int = 1 << 18
     max_logprobs: int = 20
     max_stop_strings: int = 16
-    max_stop_bytes: int = 256
-    max_stop_token_ids: int = 64
+    max_stop_bytes: int = 1024
+    max_stop_token_ids: int = 256
     max_logit_biases: int = 1024
 
 

@@ -65,9 +65,16 @@ class LanguageModelService:
 
     async def load(self) -> None:
         """Loads the model, runs one forward and becomes ready; raises LoadError."""
+        try:
+            await self._load()
+        except Exception:
+            self.metrics.set_startup_stage("failed")
+            raise
+
+    async def _load(self) -> None:
         settings = self._settings
         self.metrics.set_startup_stage("loading")
-        model = await run_in_daemon_thread(lambda: load_model(settings), name="load")
+        model = await run_in_daemon_thread(lambda: load_model(settings, self._show_progress), name="load")
         self.metrics.set_startup_stage("warming_up")
         await run_in_daemon_thread(lambda: warm_up(model), name="warm-up")
         self._prompts = await run_in_daemon_thread(
@@ -97,6 +104,10 @@ class LanguageModelService:
         """Drains, then closes everything."""
         await self.server.drain()
         await self._close()
+
+    def _show_progress(self, done_bytes: int, expected_bytes: int) -> None:
+        self.metrics.weight_load_expected_bytes.set(expected_bytes)
+        self.metrics.weight_load_bytes.set(done_bytes)
 
     def _alive(self) -> bool:
         served = self.servicer.served

@@ -22,9 +22,7 @@ class LlmSettings(ServiceSettings):
     )
     device: Literal["cpu"] = Field("cpu", description="Where the model runs.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and activations.")
-    threads: int = Field(
-        0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size."
-    )
+    threads: int = Field(0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size.")
     vision_target: str = Field("", description="gRPC target of the vision service; empty serves text only.")
 
     block_size: int = Field(64, ge=1, le=4096, description="Tokens in a cache block.")
@@ -41,7 +39,7 @@ class LlmSettings(ServiceSettings):
     max_output_tokens: int = Field(16384, ge=1, description="Bound on max_tokens of a request, and its default.")
     max_total_output_tokens: int = Field(262144, ge=1, description="Bound on n * max_tokens.")
     max_prompt_bytes: int = Field(8 * 1024 * 1024, ge=1, description="Text of a prompt.")
-    max_images: int = Field(64, ge=0, le=4096, description="Images in a request.")
+    max_images: int = Field(32, ge=0, le=4096, description="Images in a request.")
     max_total_image_bytes: int = Field(48 * 1024 * 1024, ge=1, description="Encoded images of a request together.")
     template_seconds: float = Field(
         2.0, gt=0, le=60, description="Processor time of one rendering of the chat template."

@@ -42,7 +42,7 @@ class UpstreamRunner:
         return logits if item.samples else logits[:0]
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops the cache when its sequence is over or preempted."""
+        """Drops the cache when its sequence is over."""
         if self._owner == sequence.id:
             self._cache, self._owner = None, None
 

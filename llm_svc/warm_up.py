@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llm_svc.core import Prompt, PromptTokens, Request, SamplingParams, Sequence
-from llm_svc.loading import LoadedModel
+from llm_svc.loading import LoadedModel, LoadError
 
 
 def warm_up(model: LoadedModel) -> None:
@@ -20,7 +20,7 @@ def warm_up(model: LoadedModel) -> None:
         logits = model.runner.run(batch)
         scheduler.finish(batch)
         if not torch.isfinite(logits).all():
-            raise RuntimeError("the first forward gave logits that are not finite: the weights are broken")
+            raise LoadError("the first forward gave logits that are not finite: the weights are broken")
         sequence.output_ids += logits.argmax(dim=-1).tolist()
     scheduler.remove(sequence)
     model.runner.forget(sequence)

@@ -50,8 +50,8 @@ class RequestReader:
         self._vocab_size = vocab_size
         self._model = model
 
-    def read(self, message: llm_pb2.GenerateRequest, request_id: str, deadline: float | None = None) -> Request:
-        """`deadline` is on the monotonic clock, in seconds. Raises InvalidArgument, ResourceExhausted or NotFound."""
+    def read(self, message: llm_pb2.GenerateRequest, request_id: str) -> Request:
+        """The request as the engine knows it. Raises InvalidArgument, ResourceExhausted or NotFound."""
         if self._model is not None and message.model != self._model:
             raise NotFound(
                 f"model: {message.model!r} is not served here, {self._model!r} is",
@@ -87,7 +87,7 @@ class RequestReader:
                 value=least_tokens,
                 reason="CONTEXT_LENGTH",
             )
-        return Request(request_id, segments, tuple(images), sampling, deadline)
+        return Request(request_id, segments, tuple(images), sampling)
 
     def _read_chat(self, chat: common_pb2.Chat) -> tuple[list[ImageInput], tuple[PromptSegment, ...]]:
         check_size("chat.messages", "messages", len(chat.messages), self._limits.max_messages)

@@ -1,7 +1,7 @@
 """Decides whether a request may come in: its size, its deadline, and how much is already here; knows no replica.
 
 Ranges of sampling values are the language service's to judge; here stands only what would cost before it is judged.
-Too many bytes, tokens or requests are RESOURCE_EXHAUSTED; too many items in a field are INVALID_ARGUMENT.
+Too much of anything is RESOURCE_EXHAUSTED, by the same rule as in the language service.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Admission:
         settings = self._settings
         if request.WhichOneof("input") is None:
             raise InvalidArgument("neither chat nor completion is set", field="input", reason="INPUT_MISSING")
-        _at_most("chat.messages", len(request.chat.messages), settings.max_messages, "max_messages")
+        _within("chat.messages", len(request.chat.messages), settings.max_messages, "max_messages")
         parts = images = text_bytes = token_ids = 0
         for path, part in parts_of(request):
             parts += 1
@@ -78,31 +78,33 @@ class Admission:
                 token_ids += len(part.token_ids.ids)
             else:
                 raise InvalidArgument(f"{path}: no content is set", field=path, reason="PART_EMPTY")
-        _at_most("parts", parts, settings.max_parts, "max_parts")
-        _at_most("images", images, settings.max_images, "max_images")
+        _within("parts", parts, settings.max_parts, "max_parts")
+        _within("images", images, settings.max_images, "max_images")
         _within("bytes of text", text_bytes, settings.max_text_bytes, "max_text_bytes")
         _within("prompt token_ids", token_ids, settings.max_prompt_token_ids, "max_prompt_token_ids")
         self._check_sampling(request.sampling)
 
     def _check_sampling(self, sampling: common_pb2.SamplingParams) -> None:
         settings = self._settings
-        _at_most("sampling.stop", len(sampling.stop), settings.max_stop_strings, "max_stop_strings")
+        _within("sampling.stop", len(sampling.stop), settings.max_stop_strings, "max_stop_strings")
         for index, stop in enumerate(sampling.stop):
-            _at_most(f"sampling.stop[{index}] bytes", len(stop.encode()), settings.max_stop_bytes, "max_stop_bytes")
+            _within(f"sampling.stop[{index}] bytes", len(stop.encode()), settings.max_stop_bytes, "max_stop_bytes")
         count = len(sampling.stop_token_ids)
-        _at_most("sampling.stop_token_ids", count, settings.max_stop_token_ids, "max_stop_token_ids")
-        _at_most("sampling.logit_bias", len(sampling.logit_bias), settings.max_logit_bias, "max_logit_bias")
-        _at_most("sampling.logprobs", sampling.logprobs, settings.max_logprobs, "max_logprobs")
-        _at_most("sampling.n", sampling.n, settings.max_choices, "max_choices")
+        _within("sampling.stop_token_ids", count, settings.max_stop_token_ids, "max_stop_token_ids")
+        _within("sampling.logit_bias", len(sampling.logit_bias), settings.max_logit_bias, "max_logit_bias")
+        if sampling.logprobs > settings.max_logprobs:
+            # A value out of its range rather than a size.
+            raise InvalidArgument(
+                f"sampling.logprobs: {sampling.logprobs} is more than max_logprobs {settings.max_logprobs}",
+                field="sampling.logprobs",
+                limit=settings.max_logprobs,
+                value=sampling.logprobs,
+                reason="MAX_LOGPROBS",
+            )
+        _within("sampling.n", sampling.n, settings.max_choices, "max_choices")
         answer_tokens = max(sampling.n, 1) * sampling.max_tokens
         limit = settings.max_answer_tokens
-        _at_most("sampling.n * sampling.max_tokens", answer_tokens, limit, "max_answer_tokens")
-
-
-def _at_most(field: str, value: int, limit: int, setting: str) -> None:
-    if value > limit:
-        message = f"{field}: {value} is more than {setting} {limit}"
-        raise InvalidArgument(message, field=field, limit=limit, value=value, reason=setting.upper())
+        _within("sampling.n * sampling.max_tokens", answer_tokens, limit, "max_answer_tokens")
 
 
 def _within(field: str, value: int, limit: int, setting: str) -> None:

@@ -29,9 +29,9 @@ class ServerSettings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", min_length=1, description="Address that all ports listen on.")
-    grpc_port: int = Field(50051, ge=0, le=65535)
-    health_port: int = Field(50052, ge=0, le=65535)
-    metrics_port: int = Field(9090, ge=0, le=65535)
+    grpc_port: int = Field(50051, ge=0, le=65535, description="Port of the service itself.")
+    health_port: int = Field(50052, ge=0, le=65535, description="Port of grpc.health.v1.")
+    metrics_port: int = Field(9090, ge=0, le=65535, description="Port of the Prometheus metrics, HTTP.")
     max_message_bytes: int = Field(
         DEFAULT_MAX_MESSAGE_BYTES, ge=1024, le=2**31 - 1, description="Largest message in either direction."
     )
@@ -41,8 +41,8 @@ class ServerSettings(pydantic.BaseModel):
     liveness_seconds: float = Field(
         300, gt=0, allow_inf_nan=False, description="Age of the last step, while work waits, that counts as dead."
     )
-    log_format: Literal["json", "text"] = "json"
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["json", "text"] = Field("json", description="One JSON object a line, or plain text.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is written.")
 
 
 class ServiceSettings(ServerSettings, BaseSettings):

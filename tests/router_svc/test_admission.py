@@ -54,26 +54,26 @@ def _sampling(**values):
 
 
 CASES = [
-    ("max_messages", InvalidArgument, _messages(3), _messages(4), 4),
-    ("max_parts", InvalidArgument, _texts(*"abcde"), _texts(*"abcdef"), 6),
-    ("max_images", InvalidArgument, _images(2), _images(3), 3),
+    ("max_messages", ResourceExhausted, _messages(3), _messages(4), 4),
+    ("max_parts", ResourceExhausted, _texts(*"abcde"), _texts(*"abcdef"), 6),
+    ("max_images", ResourceExhausted, _images(2), _images(3), 3),
     ("max_text_bytes", ResourceExhausted, _texts("a" * 10, "\u00e9" * 5), _texts("a" * 10, "\u00e9" * 5 + "b"), 21),
     ("max_prompt_token_ids", ResourceExhausted, _ids(2, 2), _ids(2, 3), 5),
     ("max_label_bytes", ResourceExhausted, _images(1, "\u00e9" * 3), _images(1, "\u00e9" * 4), 8),
-    ("max_stop_strings", InvalidArgument, _sampling(stop=["a", "b"]), _sampling(stop=["a", "b", "c"]), 3),
-    ("max_stop_bytes", InvalidArgument, _sampling(stop=["\u00e9\u00e9"]), _sampling(stop=["\u00e9\u00e9b"]), 5),
-    ("max_stop_token_ids", InvalidArgument, _sampling(stop_token_ids=[1, 2]), _sampling(stop_token_ids=[1, 2, 3]), 3),
+    ("max_stop_strings", ResourceExhausted, _sampling(stop=["a", "b"]), _sampling(stop=["a", "b", "c"]), 3),
+    ("max_stop_bytes", ResourceExhausted, _sampling(stop=["\u00e9\u00e9"]), _sampling(stop=["\u00e9\u00e9b"]), 5),
+    ("max_stop_token_ids", ResourceExhausted, _sampling(stop_token_ids=[1, 2]), _sampling(stop_token_ids=[1, 2, 3]), 3),
     (
         "max_logit_bias",
-        InvalidArgument,
+        ResourceExhausted,
         _sampling(logit_bias={1: 1, 2: 1}),
         _sampling(logit_bias={1: 1, 2: 1, 3: 1}),
         3,
     ),
     ("max_logprobs", InvalidArgument, _sampling(logprobs=3), _sampling(logprobs=4), 4),
-    ("max_choices", InvalidArgument, _sampling(n=4), _sampling(n=5), 5),
-    ("max_answer_tokens", InvalidArgument, _sampling(n=4, max_tokens=25), _sampling(n=4, max_tokens=26), 104),
-    ("max_answer_tokens", InvalidArgument, _sampling(max_tokens=100), _sampling(max_tokens=101), 101),
+    ("max_choices", ResourceExhausted, _sampling(n=4), _sampling(n=5), 5),
+    ("max_answer_tokens", ResourceExhausted, _sampling(n=4, max_tokens=25), _sampling(n=4, max_tokens=26), 104),
+    ("max_answer_tokens", ResourceExhausted, _sampling(max_tokens=100), _sampling(max_tokens=101), 101),
 ]
 
 
@@ -98,7 +98,7 @@ async def test_half_a_million_stop_strings_are_refused(start_llm, start_router, 
     router = await start_router(llm)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await router.generate(chat(sampling=common_pb2.SamplingParams(stop=["x"] * 500_000)))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "500000 is more than max_stop_strings 16" in caught.value.details()
 
 
