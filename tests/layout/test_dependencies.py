@@ -55,7 +55,7 @@ def foreign_imports(folder: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("svc_common", ()),
+        ("svc_common", ("s3",)),
         ("protos", ()),
         ("router_svc", ("router",)),
         ("vision_svc", ("vision",)),
