@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from llm_svc.adopt.families import FAMILIES, Family
 from llm_svc.adopt.operators import resolve_operators
 from llm_svc.adopt.rows import bind_linears
-from llm_svc.adopt.seams import EXPERTS_IMPLEMENTATION, adopted
+from llm_svc.build import LoadError, build_native, build_upstream
 from llm_svc.cache.block_pool import BlockPool
 from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
 from llm_svc.model_runner import ModelFacts, Runner
 from llm_svc.native_runner import NativeModel, NativeRunner
-from llm_svc.owned_tensors import Progress, WeightsError, owned_tensors
+from llm_svc.owned_tensors import Progress
 from llm_svc.scheduler import Scheduler, SchedulerLimits
 from llm_svc.settings import LlmSettings
 from llm_svc.upstream_runner import UpstreamRunner
@@ -27,10 +27,6 @@ from svc_common.logs import get_logger
 from svc_common.threads import product_threads
 
 _log = get_logger("day0.loading")
-
-
-class LoadError(Exception):
-    """The checkpoint cannot be served; the message says what is wrong with which file or setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +72,7 @@ def _load_native(
     family.check(text_config, settings.block_size)
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     operators, backends = resolve_operators(device, dtype)
-    with adopted(family.classes, family.pretrained):
-        model = _from_pretrained(
-            family.model, path, config, progress, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION
-        )
+    model = build_native(path, config, family, dtype, progress)
     num_blocks = settings.cache_tokens // settings.block_size
     num_snapshots = settings.max_snapshots if settings.prefix_cache else 0
     layers = family.allocate_layers(
@@ -122,7 +115,7 @@ def _load_native(
 
 def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings, progress: Progress) -> LoadedModel:
     """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
-    model = _from_pretrained(_upstream_class(config), path, config, progress, dtype=getattr(torch, settings.dtype))
+    model = build_upstream(path, config, getattr(torch, settings.dtype), progress)
     _set_threads(model, settings)
     facts = _facts(config, model, "upstream", settings, {}, 0)
     context = facts.context_tokens
@@ -132,37 +125,6 @@ def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings, 
     blocks = BlockPool(-(-context // settings.block_size), settings.block_size)
     scheduler = Scheduler(limits, blocks, StateSlots(1), None)
     return LoadedModel(UpstreamRunner(model, facts, torch.device(settings.device)), scheduler, facts)
-
-
-def _upstream_class(config: PreTrainedConfig) -> Any:
-    """The class that upstream's auto classes would load, those for images first."""
-    for auto in (AutoModelForImageTextToText, AutoModelForCausalLM):
-        if type(config) in auto._model_mapping:
-            return auto._model_mapping[type(config)]
-    raise LoadError(f"model_type {config.model_type!r}: transformers has no class that generates text from it")
-
-
-def _from_pretrained(cls: Any, path: Path, config: PreTrainedConfig, progress: Progress, **options: Any) -> Any:
-    """Upstream's own loading, refusing what it would only warn of: weights that are missing, left over or misshapen."""
-    try:
-        with owned_tensors(path, progress) as tensors:
-            model, info = cls.from_pretrained(
-                None,
-                config=config,
-                state_dict=tensors,
-                output_loading_info=True,
-                # Reported below by name; upstream's own error points to a printed table.
-                ignore_mismatched_sizes=True,
-                **options,
-            )
-    except (OSError, ValueError, WeightsError) as error:
-        raise LoadError(f"{path}: {error}") from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        names = sorted(str(name) for name in info.get(kind) or ())
-        if names:
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            raise LoadError(f"{path}: {kind.replace('_', ' ')}: {shown}")
-    return model.eval().requires_grad_(False)
 
 
 def _set_threads(model: nn.Module, settings: LlmSettings) -> None:

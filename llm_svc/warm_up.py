@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from llm_svc.build import LoadError
 from llm_svc.core import Prompt, PromptTokens, Request, SamplingParams, Sequence
-from llm_svc.loading import LoadedModel, LoadError
+from llm_svc.loading import LoadedModel
 
 
 def warm_up(model: LoadedModel) -> None:

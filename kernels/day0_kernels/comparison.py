@@ -92,6 +92,9 @@ def run(operator: Operator, fn: Callable[..., Any], inputs: Inputs) -> dict[str,
 
 def _float_dtype(operator: Operator, inputs: Inputs) -> torch.dtype:
     floats: list[TensorSpec] = [tensor for tensor in operator.tensors if tensor.dtype == FLOAT]
+    if not floats:
+        assert all(tensor.dtype != FLOAT for tensor in operator.outputs), f"{operator.name}: no input gives the dtype"
+        return torch.float32
     return inputs.tensors[floats[0].name].dtype
 
 

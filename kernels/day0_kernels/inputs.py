@@ -167,6 +167,31 @@ def _state_cache(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Ten
     return cache
 
 
+def _mxfp4_codes(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """Any bytes, and every eighth group of 32 codes is zeros of both signs."""
+    codes = torch.randint(0, 256, shape, generator=maker.generator)
+    groups = codes.view(-1, 16)
+    groups[7::8] &= 0x88
+    return codes
+
+
+def _mxfp4_weight_scales(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """2^-9 .. 2^-4, so that products of some thousand columns stay near one."""
+    return torch.randint(118, 124, shape, generator=maker.generator)
+
+
+def _mxfp4_block_scales(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """Bytes 0 .. 254; a block of 128 x 128 spreads over 0 .. 20 exponents: some fit one FP8 scale, some do not."""
+    scales = torch.empty(shape, dtype=torch.int64)
+    for expert in scales:
+        for block in (b for rows in expert.split(128, 0) for b in rows.split(4, 1)):
+            spread = int(torch.randint(0, 21, (), generator=maker.generator))
+            edge = int(torch.randint(0, 3, (), generator=maker.generator))
+            lowest = (0, 254 - spread, int(torch.randint(0, 255 - spread, (), generator=maker.generator)))[edge]
+            block.copy_(torch.randint(lowest, lowest + spread + 1, block.shape, generator=maker.generator))
+    return scales
+
+
 _FILLS: Mapping[Fill, Callable[[_Maker, TensorSpec, tuple[int, ...]], Tensor]] = {
     Fill.NORMAL: lambda maker, spec, shape: maker.normal(shape),
     Fill.WEIGHT: lambda maker, spec, shape: maker.normal(shape) * shape[-1] ** -0.5,
@@ -185,6 +210,10 @@ _FILLS: Mapping[Fill, Callable[[_Maker, TensorSpec, tuple[int, ...]], Tensor]] =
     Fill.POOL_CACHE: _pool_cache,
     Fill.POOL_TAIL: _pool_tail,
     Fill.STATE_CACHE: _state_cache,
+    Fill.MXFP4_CODES: _mxfp4_codes,
+    Fill.MXFP4_WEIGHT_SCALES: _mxfp4_weight_scales,
+    Fill.MXFP4_BLOCK_SCALES: _mxfp4_block_scales,
+    Fill.UNWRITTEN_BYTES: lambda maker, spec, shape: torch.full(shape, 0xAA),
 }
 
 

@@ -36,6 +36,10 @@ class Fill(Enum):
     POOL_CACHE = "pool_cache"
     POOL_TAIL = "pool_tail"
     STATE_CACHE = "state_cache"
+    MXFP4_CODES = "mxfp4_codes"
+    MXFP4_WEIGHT_SCALES = "mxfp4_weight_scales"
+    MXFP4_BLOCK_SCALES = "mxfp4_block_scales"
+    UNWRITTEN_BYTES = "unwritten_bytes"
 
 
 FLOAT = "float"

@@ -11,6 +11,7 @@ from transformers import Glm5NextForConditionalGeneration, PreTrainedModel
 
 from llm_svc.adopt import glm5_next
 from llm_svc.adopt.experts import experts_forward
+from llm_svc.adopt.packed_experts import Glm5NextPackedExperts
 from llm_svc.adopt.seams import register_experts
 from llm_svc.cache.storage import LayerCache
 
@@ -20,13 +21,15 @@ class Family:
     """One adopted definition.
 
     `model` is upstream's class for the whole model, `pretrained` the base that holds its output recorders, `classes`
-    our subclasses by upstream's class names. `check` refuses configurations that the native tier cannot run, by name.
-    `parts` gives the text model and the output head. `allocate_layers` makes the caches.
+    our subclasses by upstream's class names, `packed_classes` those that join them for packed experts. `check` refuses
+    configurations that the native tier cannot run, by name. `parts` gives the text model and the output head.
+    `allocate_layers` makes the caches.
     """
 
     model: type[PreTrainedModel]
     pretrained: type[PreTrainedModel]
     classes: Mapping[str, type[nn.Module]]
+    packed_classes: Mapping[str, type[nn.Module]]
     check: Callable[[Any, int], None]
     parts: Callable[[Any], tuple[nn.Module, nn.Module]]
     allocate_layers: Callable[..., tuple[LayerCache, ...]]
@@ -39,6 +42,7 @@ FAMILIES: Mapping[str, Family] = {
         model=Glm5NextForConditionalGeneration,
         pretrained=glm5_next.upstream.Glm5NextPreTrainedModel,
         classes=glm5_next.ADOPTED,
+        packed_classes={"Glm5NextTextExperts": Glm5NextPackedExperts},
         check=glm5_next.check_config,
         parts=glm5_next.split_model,
         allocate_layers=glm5_next.allocate_layers,

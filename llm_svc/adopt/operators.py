@@ -28,6 +28,7 @@ class Operators:
     hc_pre: Callable[..., Any]
     hc_post: Callable[..., Any]
     expert_gemm: Callable[..., Any]
+    mxfp4_expert_gemm: Callable[..., Any]
 
 
 def resolve_operators(

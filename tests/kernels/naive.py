@@ -235,6 +235,56 @@ def expert_gemm(x: Tensor, weight: Tensor, expert_offsets: Tensor) -> Results:
     return {"out": out}
 
 
+def _mxfp4_code(codes: Tensor, *place: int) -> int:
+    """Code of column `place[-1]`, low nibble first."""
+    byte = int(codes[(*place[:-1], place[-1] // 2)])
+    return byte >> 4 if place[-1] % 2 else byte & 15
+
+
+def mxfp4_expert_gemm(x: Tensor, codes: Tensor, scales: Tensor, expert_offsets: Tensor) -> Results:
+    magnitude = (0, 1, 2, 3, 4, 6, 8, 12)
+    nibbles = torch.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], -1).tolist()
+    weight = [
+        [
+            [
+                math.copysign(math.ldexp(magnitude[c & 7], exponent[k // 32] - 128), -1 if c & 8 else 1)
+                for k, c in enumerate(row)
+            ]
+            for row, exponent in zip(rows, exponents, strict=True)
+        ]
+        for rows, exponents in zip(nibbles, scales.tolist(), strict=True)
+    ]
+    return expert_gemm(x, torch.tensor(weight, dtype=torch.float64), expert_offsets)
+
+
+def mxfp4_to_fp8(codes: Tensor, scales: Tensor, fp8: Tensor) -> Results:
+    experts, rows, columns = fp8.shape
+    blocks = (experts, -(-rows // 128), -(-columns // 128))
+    block_scales, spans = torch.ones(blocks, dtype=torch.float64), torch.zeros(blocks, dtype=torch.int32)
+    for e, i, j in ((e, i, j) for e in range(blocks[0]) for i in range(blocks[1]) for j in range(blocks[2])):
+        places = [
+            (e, n, k)
+            for n in range(128 * i, min(128 * i + 128, rows))
+            for k in range(128 * j, min(128 * j + 128, columns))
+        ]
+        code = {place: _mxfp4_code(codes, *place) for place in places}
+        exponent = {(e, n, k): int(scales[e, n, k // 32]) - 127 for _, n, k in places}
+        held = [exponent[p] for p in places if any(code[(*p[:2], p[2] // 32 * 32 + m)] & 7 for m in range(32))]
+        top = max(max(held) - 6, -126) if held else 0
+        spans[e, i, j] = max(held) - min(held) if held else 0
+        block_scales[e, i, j] = 2.0**top if held else 1.0
+        for place in places:
+            # The bits of the value at 2^-6, then one doubling at a time.
+            bits = (code[place] & 7) << 2
+            for _ in range(exponent[place] - top + 6 if bits and spans[e, i, j] <= 14 else 0):
+                bits = bits + 8 if bits >= 8 else bits * 2
+            for _ in range(top - 6 - exponent[place] if bits and spans[e, i, j] <= 14 else 0):
+                assert bits >= 16 or bits % 2 == 0, "rounds"
+                bits = bits - 8 if bits >= 16 else bits // 2
+            fp8[place] = 0x7F if spans[e, i, j] > 14 else bits | (code[place] & 8) << 4
+    return {"fp8": fp8, "block_scales": block_scales, "spans": spans}
+
+
 NAIVE: Mapping[str, Callable[..., Results]] = {
     fn.__name__: fn
     for fn in (
@@ -251,6 +301,8 @@ NAIVE: Mapping[str, Callable[..., Results]] = {
         hc_pre,
         hc_post,
         expert_gemm,
+        mxfp4_expert_gemm,
+        mxfp4_to_fp8,
     )
 }
 

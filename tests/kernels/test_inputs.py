@@ -185,5 +185,6 @@ def test_caches_of_the_specs_are_marked() -> None:
         "short_conv_decode": ["conv_state"],
         "gated_delta_prefill": ["state"],
         "gated_delta_decode": ["state"],
+        "mxfp4_to_fp8": ["fp8"],
     }
     assert Role.CACHE.value == "cache"

@@ -144,7 +144,11 @@ def _pick_rows_of_experts(inputs: Inputs, parts: list[int]) -> tuple[Inputs, lis
     return Inputs(tensors, inputs.scalars), rows
 
 
-@pytest.mark.parametrize(("operator", "backend", "case"), CASES)
+# An operator on weights alone has neither.
+WITH_ROWS = [param for param in CASES if _letters(param.values[0]) != {"E"}]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("operator", "backend", "case"), WITH_ROWS)
 def test_a_row_does_not_feel_its_neighbours(operator: Operator, backend: str, case: Case) -> None:
     _check_neighbours(operator, backend, case)
 
@@ -175,7 +179,7 @@ def _check_neighbours(operator: Operator, backend: str, case: Case) -> None:
             assert same_bits(cache, whole[name]), f"{name} after {groups}"
 
 
-STEPPED = ("index_select_prefill", "sparse_mla_prefill", "gated_delta_prefill", "expert_gemm")
+STEPPED = ("index_select_prefill", "sparse_mla_prefill", "gated_delta_prefill", "expert_gemm", "mxfp4_expert_gemm")
 
 
 @pytest.mark.parametrize("elements", [1, 7000])
@@ -239,6 +243,7 @@ def test_the_place_in_the_caches_does_not_matter(operator: Operator, backend: st
 
 def test_every_float_dtype_has_a_tolerance() -> None:
     for operator in registry.operators():
-        assert any(tensor.dtype == FLOAT for tensor in operator.tensors)
+        if not any(tensor.dtype == FLOAT for tensor in operator.tensors):
+            assert not any(tensor.dtype == FLOAT for tensor in operator.outputs), operator.name
         for limits in (operator.tolerance.absolute, operator.tolerance.relative):
             assert set(limits) == {"float32", "bfloat16", "float16"}

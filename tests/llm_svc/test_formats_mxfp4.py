@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from day0.quantize import quantization_config
 from day0_kernels.comparison import same_bits
 from day0_kernels.mxfp4 import decode
 from day0_kernels.mxfp4_expert_gemm.reference import mxfp4_expert_gemm
@@ -110,6 +112,14 @@ FORMATS: dict[str, tuple[Callable[[], Tensors], PackedFormat]] = {
 }
 
 
+PLACE_OF_GATE = {
+    "gpt_oss": ("gate_up_proj_blocks", "gate_up_proj_scales"),
+    "compressed_tensors": ("0.gate_proj.weight_packed", "0.gate_proj.weight_scale"),
+    "compressed_tensors_w123": ("0.w1.weight_packed", "0.w1.weight_scale"),
+    "deepseek": ("0.w1.weight", "0.w1.scale"),
+}
+
+
 def _read(tensors: Tensors) -> PackedExperts:
     (found,) = find_experts(tensors)
     return read_experts(found, tensors.__getitem__)
@@ -178,6 +188,18 @@ def test_the_golden_expert_through_the_whole_mlp(name: str, expert: int) -> None
     assert out.tolist() == pytest.approx(_answer(expert), rel=1e-4, abs=1e-5)
 
 
+def test_upstream_decodes_gpt_oss_to_the_same_values() -> None:
+    """Upstream keeps the pairs of gate and up interleaved, and rows and columns transposed."""
+    tensors = _gpt_oss()
+    experts = _read(tensors)
+    for weight, name in ((experts.gate_up, "gate_up_proj"), (experts.down, "down_proj")):
+        blocks, scales = (tensors[f"{PREFIX}.{name}_{part}"] for part in ("blocks", "scales"))
+        theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+        if name == "gate_up_proj":
+            theirs = torch.cat((theirs[:, ::2], theirs[:, 1::2]), 1)
+        assert same_bits(decode(weight.codes, weight.scales), theirs.contiguous())
+
+
 def test_the_golden_expert_tells_the_classic_errors_apart() -> None:
     experts = _read(_compressed_tensors())
     gate_up, down = experts.gate_up, experts.down
@@ -209,16 +231,11 @@ def test_the_published_block_in_every_format() -> None:
     """Cases 54 and 55: low nibble first and e8m0 scales, byte 0 included, from one row of 32 columns."""
     block = torch.frombuffer(bytearray((DATA / "mxfp4_block.bin").read_bytes()), dtype=torch.uint8)
     expected = json.loads((DATA / "mxfp4_expected.json").read_text())
-    for name, (make, kind) in FORMATS.items():
+    for name, (make, _) in FORMATS.items():
         tensors = make()
-        for key, tensor in tensors.items():
-            if kind is PackedFormat.GPT_OSS and key.endswith("_blocks"):
-                tensor[0, 0, 0] = block
-            elif kind is not PackedFormat.GPT_OSS and ".0.w1.weight" in key or ".0.gate_proj.weight_packed" in key:
-                if not key.endswith("scale"):
-                    tensor[0, :16] = block.view(tensor.dtype)
-            if key.endswith(("gate_up_proj_scales", ".0.w1.scale", ".0.w1.weight_scale", ".0.gate_proj.weight_scale")):
-                tensor.view(torch.uint8).view(-1)[0] = 0
+        codes, scales = PLACE_OF_GATE[name]
+        tensors[f"{PREFIX}.{codes}"].view(torch.uint8).view(-1)[:16] = block
+        tensors[f"{PREFIX}.{scales}"].view(torch.uint8).view(-1)[0] = 0
         experts = _read(tensors)
         got = decode(experts.gate_up.codes[0, :1], experts.gate_up.scales[0, :1])[0, :32]
         want = torch.tensor(expected["values_scale127"]) * expected["scale0_is"]
@@ -324,8 +341,6 @@ def test_a_plain_checkpoint_has_no_packed_experts() -> None:
 
 
 def _config(**changes: Any) -> dict[str, Any]:
-    from day0.quantize import quantization_config
-
     config = quantization_config()
     config["config_groups"]["group_0"]["weights"] |= changes
     return config
@@ -353,9 +368,9 @@ def test_other_quantisations_are_refused() -> None:
             check_compressed_tensors_config(_config() | change)
     config = _config()
     config["config_groups"]["group_0"]["format"] = "nvfp4-pack-quantized"
-    with pytest.raises(FormatError, match="group_0.format is 'nvfp4-pack-quantized', must be 'mxfp4-pack-quantized'"):
+    with pytest.raises(FormatError, match=r"group_0\.format is 'nvfp4-pack-quantized', must be 'mxfp4-pack-quantized'"):
         check_compressed_tensors_config(config)
     config = _config()
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
-    with pytest.raises(FormatError, match="group_0.input_activations must be null"):
+    with pytest.raises(FormatError, match=r"group_0\.input_activations must be null"):
         check_compressed_tensors_config(config)

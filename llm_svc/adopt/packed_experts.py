@@ -1,0 +1,41 @@
+"""Experts of an adopted definition that stay in MXFP4; the products decode them as they go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.glm5_next import modeling_glm5_next as upstream
+
+from llm_svc.adopt.experts import experts_forward
+from llm_svc.formats.mxfp4 import PackedExperts
+
+
+class Glm5NextPackedExperts(upstream.Glm5NextTextExperts):
+    """Upstream's experts without its float parameters; `packed` is filled from the checkpoint once it is built."""
+
+    def __init__(self, config: Any) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.num_experts = config.num_local_experts
+        self.hidden_dim = config.hidden_size
+        self.intermediate_dim = config.moe_intermediate_size
+        self.swiglu_limit = config.swiglu_limit
+        self.packed: PackedExperts | None = None
+        # There is nothing to draw at random here, which is what upstream would do next.
+        self._is_hf_initialized = True
+
+    def fill(self, packed: PackedExperts) -> None:
+        """Takes the weights of this layer; raises ValueError when they are of another model's size."""
+        expected = (self.num_experts, 2 * self.intermediate_dim, self.hidden_dim // 2)
+        found = tuple(packed.gate_up.codes.shape)
+        if found != expected:
+            raise ValueError(f"packed gate and up are {list(found)} bytes, the config needs {list(expected)}")
+        self.packed = packed
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, hidden], [T, top_k], [T, top_k] -> [T, hidden]."""
+        return experts_forward(self, hidden_states, top_k_index, top_k_weights)

@@ -1,0 +1,112 @@
+"""Builds a definition and fills it from a checkpoint; knows neither caches nor scheduling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+
+from llm_svc.adopt.families import Family
+from llm_svc.adopt.seams import EXPERTS_IMPLEMENTATION, adopted
+from llm_svc.formats.mxfp4 import (
+    FormatError,
+    FoundExperts,
+    PackedFormat,
+    check_compressed_tensors_config,
+    find_experts,
+    read_experts,
+)
+from llm_svc.owned_tensors import Progress, WeightsError, owned_tensors
+
+
+class LoadError(Exception):
+    """The checkpoint cannot be served; the message says what is wrong with which file or setting."""
+
+
+def build_native(path: Path, config: PreTrainedConfig, family: Family, dtype: torch.dtype, progress: Progress) -> Any:
+    """The family's model with our classes in it; routed experts that are packed stay packed. Raises LoadError."""
+    try:
+        with owned_tensors(path, progress) as tensors:
+            found = find_experts(tensors)
+            _take_quantization(config, found)
+            packed_names = {name for experts in found for name in experts.names}
+            plain = {name: tensor for name, tensor in tensors.items() if name not in packed_names}
+            classes = {**family.classes, **(family.packed_classes if found else {})}
+            with adopted(classes, family.pretrained):
+                model = _construct(
+                    family.model, path, config, plain, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION
+                )
+            for experts in found:
+                module = _packed_module(model, experts, family)
+                module.fill(read_experts(experts, lambda name: tensors[name][...]))
+    except (OSError, ValueError, WeightsError, FormatError) as error:
+        raise LoadError(f"{path}: {error}") from error
+    unfilled = [name for name, module in model.named_modules() if getattr(module, "packed", module) is None]
+    if unfilled:
+        raise LoadError(f"{path}: no packed experts for {', '.join(unfilled)}, though other layers have them")
+    return model
+
+
+def build_upstream(path: Path, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress) -> Any:
+    """The model that upstream's auto classes would load, untouched. Raises LoadError."""
+    try:
+        with owned_tensors(path, progress) as tensors:
+            if find_experts(tensors):
+                raise LoadError("tier: upstream cannot run packed MXFP4 experts; use tier=native")
+            return _construct(_upstream_class(config), path, config, tensors, dtype=dtype)
+    except (OSError, ValueError, WeightsError, FormatError) as error:
+        raise LoadError(f"{path}: {error}") from error
+
+
+def _upstream_class(config: PreTrainedConfig) -> Any:
+    """Classes for images come first."""
+    for auto in (AutoModelForImageTextToText, AutoModelForCausalLM):
+        if type(config) in auto._model_mapping:
+            return auto._model_mapping[type(config)]
+    raise LoadError(f"model_type {config.model_type!r}: transformers has no class that generates text from it")
+
+
+def _take_quantization(config: PreTrainedConfig, found: list[FoundExperts]) -> None:
+    """Checks what the config says of packed experts and takes it out, so that upstream reads plain weights only."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return
+    if not found:
+        raise LoadError(
+            f"quantization_config: quant_method is {quantization.get('quant_method')!r}; of quantised checkpoints only "
+            "those with packed MXFP4 experts are served"
+        )
+    if any(experts.format is PackedFormat.COMPRESSED_TENSORS for experts in found):
+        check_compressed_tensors_config(quantization)
+    del config.quantization_config
+
+
+def _packed_module(model: Any, experts: FoundExperts, family: Family) -> Any:
+    try:
+        module = model.get_submodule(experts.prefix)
+    except AttributeError:
+        module = None
+    if not isinstance(module, tuple(family.packed_classes.values())):
+        raise LoadError(f"{experts.prefix}: packed experts, and the model has none of that name")
+    return module
+
+
+def _construct(cls: Any, path: Path, config: PreTrainedConfig, tensors: dict[str, Any], **options: Any) -> Any:
+    """Upstream's own loading, refusing what it would only warn of: weights that are missing, left over or misshapen."""
+    model, info = cls.from_pretrained(
+        None,
+        config=config,
+        state_dict=tensors,
+        output_loading_info=True,
+        # Reported below by name; upstream's own error points to a printed table.
+        ignore_mismatched_sizes=True,
+        **options,
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        names = sorted(str(name) for name in info.get(kind) or ())
+        if names:
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            raise LoadError(f"{path}: {kind.replace('_', ' ')}: {shown}")
+    return model.eval().requires_grad_(False)
