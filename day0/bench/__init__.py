@@ -1,0 +1,1 @@
+"""Measurements of running services, by the names and definitions of `vllm bench`."""
