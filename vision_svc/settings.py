@@ -27,9 +27,7 @@ class VisionSettings(ServiceSettings):
     batch_invariant: bool = Field(
         True, description="An image's bits never depend on its batch neighbours: one forward for each image of a batch."
     )
-    encode_threads: int = Field(
-        0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size."
-    )
+    encode_threads: int = Field(0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size.")
     decode_threads: int = Field(2, ge=1, le=256, description="Images decoded at once.")
 
     max_image_bytes: int = Field(20 * 1024**2, ge=1, description="Encoded size.")
