@@ -93,7 +93,9 @@ def quantize(
 @app.command()
 def serve(
     context: typer.Context,
-    model: Annotated[Path | None, typer.Argument(help="Folder of a checkpoint.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Folder of a checkpoint: a path, file://, s3://, gs:// or az://.")
+    ] = None,
     only: Annotated[Service | None, typer.Option(help="Run this service alone.")] = None,
     host: Annotated[str, typer.Option(help="Address all ports listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port of the router; 0 is any free one.")] = 50051,

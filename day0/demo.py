@@ -38,7 +38,7 @@ async def demo(environ: Mapping[str, str], console: Console, *, max_tokens: int 
             await asyncio.to_thread(write_tiny_checkpoint, model)
         picture = folder / "photograph.jpg"
         picture.write_bytes(draw_photograph())
-        stack = Stack(make_plans(ServeOptions(model=model, port=0)), folder, environ)
+        stack = Stack(make_plans(ServeOptions(model=str(model), port=0)), folder, environ)
         console.print(f"checkpoint  {model}\nphotograph  {picture} ({picture.stat().st_size} bytes)", highlight=False)
         async with running(stack, console):
             for line in endpoints(stack):

@@ -7,7 +7,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from svc_common.object_store import ObjectStore
+from svc_common.store_errors import StoreError
 
 SERVICES = ("vision", "llm", "router")
 FULL_NAMES = {
@@ -45,9 +47,12 @@ class ServicePlan:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `day0 serve` was asked for. `port` is that of the router, or of the only service; 0 is any free one."""
+    """What `day0 serve` was asked for. `port` is that of the router, or of the only service; 0 is any free one.
 
-    model: Path | None
+    `model` is a folder, or its s3://, gs://, az:// or file:// URI.
+    """
+
+    model: str | None
     only: str | None = None
     host: str = "127.0.0.1"
     port: int = 50051
@@ -64,7 +69,7 @@ def make_plans(options: ServeOptions) -> list[ServicePlan]:
         raise PlanError(f"--only: one of {', '.join(SERVICES)}, got {options.only!r}")
     wanted = [options.only] if options.only else list(SERVICES)
     if options.model is None and wanted != ["router"]:
-        raise PlanError("MODEL: the folder of a checkpoint is needed to run the " + " and ".join(wanted))
+        raise PlanError("MODEL: the folder or URI of a checkpoint is needed to run the " + " and ".join(wanted))
     if wanted == ["router"] and not options.llm_targets:
         raise PlanError("--llm-target: needed with --only router, as host:port or dns:///name:port")
     if options.model is not None:
@@ -98,15 +103,20 @@ def make_plans(options: ServeOptions) -> list[ServicePlan]:
     return list(plans.values())
 
 
-def takes_images(model: Path) -> bool:
+def takes_images(model: str) -> bool:
     """Whether the checkpoint has a vision part. Raises PlanError where the folder holds no readable config.json."""
-    path = model / "config.json"
     try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise PlanError(f"MODEL: cannot read {path}: {error.strerror}") from None
+        store = ObjectStore(model)
+        file = next((file for file in store.list() if file.name == "config.json"), None)
+        content = store.read(file) if file else None
+    except StoreError as error:
+        raise PlanError(f"MODEL: {error}") from None
+    if content is None:
+        raise PlanError(f"MODEL: {model} has no config.json")
+    try:
+        config = json.loads(content)
     except ValueError as error:
-        raise PlanError(f"MODEL: {path} is not JSON: {error}") from None
+        raise PlanError(f"MODEL: config.json in {model} is not JSON: {error}") from None
     return isinstance(config, dict) and "vision_config" in config
 
 
@@ -115,7 +125,8 @@ def _own_settings(name: str, options: ServeOptions, plans: Mapping[str, ServiceP
         targets = options.llm_targets or (plans["llm"].target,)
         # On one machine the replica is up in seconds; the router should see it at once.
         return {"LLM_TARGETS": ",".join(targets), "PROBE_BACKOFF_MAX_SECONDS": "1"}
-    own = {"MODEL": str(options.model)}
+    assert options.model is not None
+    own = {"MODEL": options.model}
     if options.model_name:
         own["MODEL_NAME"] = options.model_name
     if name == "llm":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,46 +17,57 @@ from llm_svc.formats.mxfp4 import (
     find_experts,
     read_experts,
 )
-from llm_svc.owned_tensors import Progress, WeightsError, owned_tensors
+from llm_svc.streamed import stream_tensors
+from svc_common.checkpoint_errors import CheckpointError
+from svc_common.checkpoint_source import CheckpointSource
+from svc_common.store_errors import StoreError
+from svc_common.weight_stream import Progress
 
 
 class LoadError(Exception):
     """The checkpoint cannot be served; the message says what is wrong with which file or setting."""
 
 
-def build_native(path: Path, config: PreTrainedConfig, family: Family, dtype: torch.dtype, progress: Progress) -> Any:
-    """The family's model with our classes in it; routed experts that are packed stay packed. Raises LoadError."""
+def build_native(
+    source: CheckpointSource, config: PreTrainedConfig, family: Family, dtype: torch.dtype, progress: Progress
+) -> Any:
+    """The family's model with our classes in it; routed experts that are packed stay packed.
+
+    What the family leaves to other services is not read. Raises LoadError.
+    """
     try:
-        with owned_tensors(path, progress) as tensors:
-            found = find_experts(tensors)
-            _take_quantization(config, found)
-            packed_names = {name for experts in found for name in experts.names}
-            plain = {name: tensor for name, tensor in tensors.items() if name not in packed_names}
-            classes = {**family.classes, **(family.packed_classes if found else {})}
-            with adopted(classes, family.pretrained):
-                model = _construct(
-                    family.model, path, config, plain, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION
-                )
-            for experts in found:
-                module = _packed_module(model, experts, family)
-                module.fill(read_experts(experts, lambda name: tensors[name][...]))
-    except (OSError, ValueError, WeightsError, FormatError) as error:
-        raise LoadError(f"{path}: {error}") from error
+        tensors = stream_tensors(source, progress, lambda name: not name.startswith(family.other_services))
+        found = find_experts(tensors)
+        _take_quantization(config, found)
+        packed = {name: tensors.pop(name) for experts in found for name in experts.names}
+        classes = {**family.classes, **(family.packed_classes if found else {})}
+        with adopted(classes, family.pretrained):
+            model = _construct(
+                family.model,
+                config,
+                tensors,
+                dtype=dtype,
+                experts_implementation=EXPERTS_IMPLEMENTATION,
+            )
+        for experts in found:
+            module = _packed_module(model, experts, family)
+            module.fill(read_experts(experts, lambda name: packed[name][...]))
+    except (OSError, ValueError, CheckpointError, StoreError, FormatError) as error:
+        raise LoadError(f"{source.uri}: {error}") from error
     unfilled = [name for name, module in model.named_modules() if getattr(module, "packed", module) is None]
     if unfilled:
-        raise LoadError(f"{path}: no packed experts for {', '.join(unfilled)}, though other layers have them")
+        raise LoadError(f"{source.uri}: no packed experts for {', '.join(unfilled)}, though other layers have them")
     return model
 
 
-def build_upstream(path: Path, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress) -> Any:
+def build_upstream(source: CheckpointSource, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress) -> Any:
     """The model that upstream's auto classes would load, untouched. Raises LoadError."""
     try:
-        with owned_tensors(path, progress) as tensors:
-            if find_experts(tensors):
-                raise LoadError("tier: upstream cannot run packed MXFP4 experts; use tier=native")
-            return _construct(_upstream_class(config), path, config, tensors, dtype=dtype)
-    except (OSError, ValueError, WeightsError, FormatError) as error:
-        raise LoadError(f"{path}: {error}") from error
+        if find_experts(source.weights().spans):
+            raise LoadError("tier: upstream cannot run packed MXFP4 experts; use tier=native")
+        return _construct(_upstream_class(config), config, stream_tensors(source, progress), dtype=dtype)
+    except (OSError, ValueError, CheckpointError, StoreError, FormatError) as error:
+        raise LoadError(f"{source.uri}: {error}") from error
 
 
 def _upstream_class(config: PreTrainedConfig) -> Any:
@@ -93,7 +103,7 @@ def _packed_module(model: Any, experts: FoundExperts, family: Family) -> Any:
     return module
 
 
-def _construct(cls: Any, path: Path, config: PreTrainedConfig, tensors: dict[str, Any], **options: Any) -> Any:
+def _construct(cls: Any, config: PreTrainedConfig, tensors: dict[str, Any], **options: Any) -> Any:
     """Upstream's own loading, refusing what it would only warn of: weights that are missing, left over or misshapen."""
     model, info = cls.from_pretrained(
         None,
@@ -108,5 +118,5 @@ def _construct(cls: Any, path: Path, config: PreTrainedConfig, tensors: dict[str
         names = sorted(str(name) for name in info.get(kind) or ())
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            raise LoadError(f"{path}: {kind.replace('_', ' ')}: {shown}")
+            raise LoadError(f"{kind.replace('_', ' ')}: {shown}")
     return model.eval().requires_grad_(False)

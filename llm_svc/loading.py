@@ -1,9 +1,8 @@
-"""Turns a checkpoint folder into a runner and the pools that fit it."""
+"""Turns a checkpoint into a runner and the pools that fit it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +18,13 @@ from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
 from llm_svc.model_runner import ModelFacts, Runner
 from llm_svc.native_runner import NativeModel, NativeRunner
-from llm_svc.owned_tensors import Progress
 from llm_svc.scheduler import Scheduler, SchedulerLimits
 from llm_svc.settings import LlmSettings
 from llm_svc.upstream_runner import UpstreamRunner
+from svc_common.checkpoint_source import CheckpointSource
 from svc_common.logs import get_logger
 from svc_common.threads import product_threads
+from svc_common.weight_stream import Progress
 
 _log = get_logger("day0.loading")
 
@@ -38,21 +38,20 @@ class LoadedModel:
     facts: ModelFacts
 
 
-def load_model(settings: LlmSettings, progress: Progress = lambda done, expected: None) -> LoadedModel:
+def load_model(
+    settings: LlmSettings, source: CheckpointSource, progress: Progress = lambda done, expected: None
+) -> LoadedModel:
     """Loads the checkpoint into the tier that the settings ask for; raises LoadError and ValueError."""
-    path = Path(settings.model)
-    if not (path / "config.json").is_file():
-        raise LoadError(f"model: {path} has no config.json")
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
     family = FAMILIES.get(config.model_type)
     if settings.tier == "native" and family is None:
         raise LoadError(
             f"tier: native knows {', '.join(sorted(FAMILIES))}, and the model is {config.model_type}; use tier=upstream"
         )
     if settings.tier == "upstream" or family is None:
-        loaded = _load_upstream(path, config, settings, progress)
+        loaded = _load_upstream(source, config, settings, progress)
     else:
-        loaded = _load_native(path, config, family, settings, progress)
+        loaded = _load_native(source, config, family, settings, progress)
     _log.info(
         "model loaded",
         extra={
@@ -66,13 +65,13 @@ def load_model(settings: LlmSettings, progress: Progress = lambda done, expected
 
 
 def _load_native(
-    path: Path, config: PreTrainedConfig, family: Family, settings: LlmSettings, progress: Progress
+    source: CheckpointSource, config: PreTrainedConfig, family: Family, settings: LlmSettings, progress: Progress
 ) -> LoadedModel:
     text_config = config.get_text_config()
     family.check(text_config, settings.block_size)
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     operators, backends = resolve_operators(device, dtype)
-    model = build_native(path, config, family, dtype, progress)
+    model = build_native(source, config, family, dtype, progress)
     num_blocks = settings.cache_tokens // settings.block_size
     num_snapshots = settings.max_snapshots if settings.prefix_cache else 0
     layers = family.allocate_layers(
@@ -113,9 +112,11 @@ def _load_native(
     return LoadedModel(NativeRunner(native, facts), scheduler, facts)
 
 
-def _load_upstream(path: Path, config: PreTrainedConfig, settings: LlmSettings, progress: Progress) -> LoadedModel:
+def _load_upstream(
+    source: CheckpointSource, config: PreTrainedConfig, settings: LlmSettings, progress: Progress
+) -> LoadedModel:
     """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
-    model = build_upstream(path, config, getattr(torch, settings.dtype), progress)
+    model = build_upstream(source, config, getattr(torch, settings.dtype), progress)
     _set_threads(model, settings)
     facts = _facts(config, model, "upstream", settings, {}, 0)
     context = facts.context_tokens

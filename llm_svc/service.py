@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import grpc.aio
 import transformers
 
+from llm_svc.build import LoadError
 from llm_svc.detokenizer import Detokenizer, spellings_of
 from llm_svc.engine import Engine
 from llm_svc.loading import LoadedModel, load_model
@@ -27,12 +27,15 @@ from protos.common.v1 import common_pb2
 from protos.llm.v1 import llm_pb2, llm_pb2_grpc
 from protos.vision.v1 import vision_pb2_grpc
 from svc_common.channel import open_channel
-from svc_common.checkpoint import checkpoint_digest, versions_of
+from svc_common.checkpoint_errors import CheckpointError
+from svc_common.checkpoint_source import CheckpointSource
 from svc_common.daemon_thread import run_in_daemon_thread
 from svc_common.health import Health, StepAge
 from svc_common.logs import get_logger
 from svc_common.metrics import EngineMetrics
 from svc_common.server import GrpcServer
+from svc_common.store_errors import StoreError
+from svc_common.versions import versions_of
 
 SERVICE_NAME = llm_pb2.DESCRIPTOR.services_by_name["LanguageService"].full_name
 
@@ -72,16 +75,24 @@ class LanguageModelService:
             raise
 
     async def _load(self) -> None:
+        self.metrics.set_startup_stage("resolving")
+        source = await run_in_daemon_thread(lambda: open_source(self._settings), name="resolve")
+        try:
+            await self._load_from(source)
+        finally:
+            await asyncio.to_thread(source.close)
+
+    async def _load_from(self, source: CheckpointSource) -> None:
         settings = self._settings
         self.metrics.set_startup_stage("loading")
-        model = await run_in_daemon_thread(lambda: load_model(settings, self._show_progress), name="load")
+        model = await run_in_daemon_thread(lambda: load_model(settings, source, self._show_progress), name="load")
         self.metrics.set_startup_stage("warming_up")
         await run_in_daemon_thread(lambda: warm_up(model), name="warm-up")
         self._prompts = await run_in_daemon_thread(
-            lambda: PromptBuilder.from_checkpoint(settings.model, template_seconds=settings.template_seconds),
+            lambda: PromptBuilder.from_checkpoint(source.folder, template_seconds=settings.template_seconds),
             name="tokenizer",
         )
-        self.servicer.served = self._serve(model, self._prompts)
+        self.servicer.served = self._serve(model, self._prompts, source)
         self.metrics.set_startup_stage("ready")
         self.health.set_serving(SERVICE_NAME, True)
         _log.info("ready", extra={"model": self.servicer.served.info.model, "tier": model.facts.tier})
@@ -114,8 +125,8 @@ class LanguageModelService:
         engine_alive = served is None or served.engine.alive
         return engine_alive and self._step_age.alive(self._settings.liveness_seconds)
 
-    def _serve(self, model: LoadedModel, prompts: PromptBuilder) -> Served:
-        settings, path = self._settings, Path(self._settings.model)
+    def _serve(self, model: LoadedModel, prompts: PromptBuilder, source: CheckpointSource) -> Served:
+        settings, path = self._settings, source.folder
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
         spellings = spellings_of(tokenizer)
         end_token_ids = read_eos_ids(path)
@@ -129,7 +140,7 @@ class LanguageModelService:
             step_age=self._step_age,
             wake=_waker(asyncio.get_running_loop()),
         )
-        info = _model_info(settings, model)
+        info = _model_info(settings, model, source)
         reader = RequestReader(
             _limits(settings),
             GenerationDefaults.from_checkpoint(path),
@@ -195,17 +206,27 @@ def _limits(settings: LlmSettings) -> RequestLimits:
     )
 
 
-def _model_info(settings: LlmSettings, model: LoadedModel) -> common_pb2.ModelInfo:
-    facts, path = model.facts, Path(settings.model)
+def open_source(settings: LlmSettings) -> CheckpointSource:
+    """The checkpoint that the settings name; raises LoadError."""
+    try:
+        return CheckpointSource(
+            settings.model, require_manifest=settings.require_manifest, budget_bytes=settings.load_budget_bytes
+        )
+    except (CheckpointError, StoreError) as error:
+        raise LoadError(f"model: {error}") from error
+
+
+def _model_info(settings: LlmSettings, model: LoadedModel, source: CheckpointSource) -> common_pb2.ModelInfo:
+    facts = model.facts
     return common_pb2.ModelInfo(
-        model=settings.model_name or path.resolve().name,
+        model=settings.model_name or source.name,
         architecture=facts.architecture,
         tier=facts.tier,
         modalities=["text", "image"] if facts.visual_hidden else ["text"],
         context_tokens=facts.context_tokens,
         dtype=facts.dtype,
         operator_backends=facts.operator_backends,
-        checkpoint_digest=checkpoint_digest(path),
+        checkpoint_digest=source.digest,
         versions=versions_of("day0", "torch", "transformers"),
         visual_hidden=facts.visual_hidden,
     )

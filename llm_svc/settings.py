@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.settings import ServiceSettings
@@ -15,8 +16,14 @@ class LlmSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="DAY0_LLM_", frozen=True, extra="forbid")
 
-    model: str = Field(description="Folder of the checkpoint, in the Hugging Face layout.")
+    model: Annotated[str, BeforeValidator(os.fspath)] = Field(
+        description="Checkpoint in the Hugging Face layout: a folder, or file://, s3://, gs://, az://."
+    )
     model_name: str = Field("", description="Name under which it is served; by default the folder's name.")
+    require_manifest: bool = Field(False, description="Refuse a checkpoint without day0-manifest.json.")
+    load_budget_bytes: int = Field(
+        512 * 1024 * 1024, ge=1, description="Bytes held while weights are read, beyond the model itself."
+    )
     tier: Literal["auto", "native", "upstream"] = Field(
         "auto", description="auto takes native for adopted families and upstream for all others."
     )

@@ -13,7 +13,7 @@ PREFIX = "day0_"
 _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
-STARTUP_STAGES = ("starting", "loading", "warming_up", "ready", "failed")
+STARTUP_STAGES = ("starting", "resolving", "loading", "warming_up", "ready", "failed")
 
 
 class Metrics:

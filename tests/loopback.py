@@ -65,7 +65,7 @@ class LlmOnLoopback:
     """A language service, with a vision service behind it unless `images` is False."""
 
     def __init__(
-        self, checkpoint: Path, *, images: bool = True, vision: dict[str, Any] | None = None, **llm: Any
+        self, checkpoint: Path | str, *, images: bool = True, vision: dict[str, Any] | None = None, **llm: Any
     ) -> None:
         self._thread = LoopThread()
         self._checkpoint = checkpoint

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import AutoConfig
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextVisionModel
 
+from svc_common.checkpoint_source import CheckpointSource
+from svc_common.weight_stream import Progress
 from vision_svc.processor import Patches
 from vision_svc.weights import WeightsError, read_vision_weights
 
@@ -48,18 +49,18 @@ class Encoder:
 
     def __init__(
         self,
-        checkpoint: Path,
+        source: CheckpointSource,
         *,
         dtype: str,
         batch_invariant: bool,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Builds the tower from config.json and fills every parameter from the checkpoint.
 
-        Raises WeightsError for another architecture, an unreadable weight file, and any missing, unexpected or
-        wrongly shaped tensor, by name.
+        Raises WeightsError for another architecture, what `read_vision_weights` refuses, and any missing, unexpected
+        or wrongly shaped tensor, by name.
         """
-        config = AutoConfig.from_pretrained(str(checkpoint), local_files_only=True)
+        config = AutoConfig.from_pretrained(str(source.folder), local_files_only=True)
         if config.model_type != "glm5_next":
             raise WeightsError(f"model_type is {config.model_type!r}; the vision service serves 'glm5_next'")
         self.architecture: str = (config.architectures or ["Glm5NextForConditionalGeneration"])[0]
@@ -67,7 +68,7 @@ class Encoder:
         self._batch_invariant = batch_invariant
         vision = config.vision_config
         self._tower = Glm5NextVisionModel._from_config(vision, dtype=DTYPES[dtype], attn_implementation="sdpa").eval()
-        weights = read_vision_weights(checkpoint, progress)
+        weights = read_vision_weights(source, progress)
         _fill(self._tower, weights.tensors)
         self.widest_weights = max(parameter.numel() for parameter in self._tower.parameters())
         """Elements of the largest parameter."""
@@ -134,12 +135,6 @@ def _fill(tower: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
         f"{name} has shape {tuple(tensors[name].shape)}, expected {tuple(wanted[name].shape)}"
         for name in sorted(wanted.keys() & tensors.keys())
         if tensors[name].shape != wanted[name].shape
-    ]
-    # A quantised tensor would be cast without its scales: right shape, wrong numbers.
-    problems += [
-        f"{name} has dtype {tensor.dtype}, expected one of float32, bfloat16, float16"
-        for name, tensor in sorted(tensors.items())
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16)
     ]
     if problems:
         raise WeightsError("vision weights do not fit the tower: " + "; ".join(problems))

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 
 import torch
 
 from protos.common.v1 import common_pb2
 from protos.vision.v1 import vision_pb2_grpc
-from svc_common.checkpoint import checkpoint_digest, versions_of
+from svc_common.checkpoint_errors import CheckpointError
+from svc_common.checkpoint_source import CheckpointSource
 from svc_common.health import Health, StepAge
 from svc_common.logs import get_logger
 from svc_common.metrics import VisionMetrics
 from svc_common.server import GrpcServer
+from svc_common.store_errors import StoreError
 from svc_common.threads import product_threads
+from svc_common.versions import versions_of
 from vision_svc.batcher import Batcher
 from vision_svc.cache import TokenCache
 from vision_svc.encoder import Encoder
@@ -23,9 +29,19 @@ from vision_svc.pipeline import Pipeline
 from vision_svc.processor import PatchProcessor
 from vision_svc.server import SERVICE_NAME, VisionServicer
 from vision_svc.settings import VisionSettings
-from vision_svc.weights import WeightsError, weight_bytes
+from vision_svc.weights import WeightsError
 
 _log = get_logger("day0.vision")
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedModel:
+    """What is left of a checkpoint once it was read; `name` is the last part of where it was."""
+
+    encoder: Encoder
+    processor: PatchProcessor
+    name: str
+    checkpoint_digest: str
 
 
 class VisionLauncher:
@@ -42,6 +58,7 @@ class VisionLauncher:
         self._step_age = StepAge()
         self._encode_executor = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._batches: asyncio.Task[None] | None = None
+        self._stopping = threading.Event()
         self.server.add(vision_pb2_grpc.add_VisionServiceServicer_to_server, self._servicer, SERVICE_NAME)
 
     async def start(self) -> None:
@@ -52,21 +69,21 @@ class VisionLauncher:
     async def load(self) -> None:
         """Reads the weights, runs one real forward, only then is ready. Raises WeightsError, OSError, ValueError."""
         loop = asyncio.get_running_loop()
-        self.metrics.set_startup_stage("loading")
         try:
-            encoder, processor = await loop.run_in_executor(self._encode_executor, self._load_model)
+            model = await loop.run_in_executor(self._encode_executor, self._load_model)
             self.metrics.set_startup_stage("warming_up")
-            await loop.run_in_executor(self._encode_executor, encoder.warm_up)
+            await loop.run_in_executor(self._encode_executor, model.encoder.warm_up)
         except Exception:
             self.metrics.set_startup_stage("failed")
             raise
-        self._begin(encoder, processor)
+        self._begin(model)
         self.metrics.set_startup_stage("ready")
         self.health.set_serving(SERVICE_NAME, True)
-        _log.info("ready", extra={"model": str(self.settings.model), "weight_files": list(encoder.weight_files)})
+        _log.info("ready", extra={"model": self.settings.model, "weight_files": list(model.encoder.weight_files)})
 
     async def stop(self) -> None:
-        """Drains and frees threads and ports. May be called twice."""
+        """Ends a load that still reads, drains, and frees threads and ports. May be called twice."""
+        self._stopping.set()
         await self.server.drain()
         if self._batches is not None:
             self._batches.cancel()
@@ -86,17 +103,31 @@ class VisionLauncher:
         finally:
             await self.stop()
 
-    def _load_model(self) -> tuple[Encoder, PatchProcessor]:
+    def _load_model(self) -> _LoadedModel:
+        """Opens the checkpoint, reads it and closes it, all in one thread, so that a cancelled load closes it too."""
+        self.metrics.set_startup_stage("resolving")
+        with closing(self._open_source()) as source:
+            self.metrics.set_startup_stage("loading")
+            encoder, processor = self._build(source)
+            return _LoadedModel(encoder, processor, source.name, source.digest)
+
+    def _open_source(self) -> CheckpointSource:
         settings = self.settings
-        if not (settings.model / "config.json").is_file():
-            raise WeightsError(f"model {settings.model} is no checkpoint folder: it has no config.json")
-        self.metrics.weight_load_expected_bytes.set(weight_bytes(settings.model))
-        processor = PatchProcessor(settings.model)
+        try:
+            return CheckpointSource(
+                settings.model, require_manifest=settings.require_manifest, budget_bytes=settings.load_budget_bytes
+            )
+        except (CheckpointError, StoreError) as error:
+            raise WeightsError(f"model: {error}") from error
+
+    def _build(self, source: CheckpointSource) -> tuple[Encoder, PatchProcessor]:
+        settings = self.settings
+        processor = PatchProcessor(source.folder)
         encoder = Encoder(
-            settings.model,
+            source,
             dtype=settings.dtype,
             batch_invariant=settings.batch_invariant,
-            progress=self.metrics.weight_load_bytes.inc,
+            progress=self._show_progress,
         )
         if threads := product_threads(settings.encode_threads, encoder.widest_weights):
             torch.set_num_threads(threads)
@@ -111,8 +142,14 @@ class VisionLauncher:
             )
         return encoder, processor
 
-    def _begin(self, encoder: Encoder, processor: PatchProcessor) -> None:
-        settings = self.settings
+    def _show_progress(self, done_bytes: int, expected_bytes: int) -> None:
+        if self._stopping.is_set():
+            raise WeightsError(f"the service was stopped after {done_bytes} of {expected_bytes} bytes of weights")
+        self.metrics.weight_load_bytes.set(done_bytes)
+        self.metrics.weight_load_expected_bytes.set(expected_bytes)
+
+    def _begin(self, model: _LoadedModel) -> None:
+        settings, encoder = self.settings, model.encoder
         batcher = Batcher(
             encoder.encode,
             self._encode_executor,
@@ -129,7 +166,7 @@ class VisionLauncher:
         fingerprint = f"{sorted(versions.items())} {machine}".encode() + encoder.fingerprint
         self.pipeline = Pipeline(
             rules=settings.decode_rules,
-            processor=processor,
+            processor=model.processor,
             batcher=batcher,
             cache=TokenCache(settings.cache_bytes),
             fingerprint=fingerprint,
@@ -143,13 +180,13 @@ class VisionLauncher:
         limit_seconds = settings.liveness_seconds
         self.health.set_liveness(lambda: not batches.done() and self._step_age.alive(limit_seconds))
         info = common_pb2.ModelInfo(
-            model=settings.model_name or settings.model.resolve().name,
+            model=settings.model_name or model.name,
             architecture=encoder.architecture,
             tier="upstream",
             modalities=["image"],
             dtype=encoder.dtype,
             operator_backends={"vision_attention": "torch_sdpa"},
-            checkpoint_digest=checkpoint_digest(settings.model),
+            checkpoint_digest=model.checkpoint_digest,
             versions=versions,
             visual_hidden=encoder.hidden,
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.settings import ServiceSettings
@@ -21,8 +21,14 @@ class VisionSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="DAY0_VISION_")
 
-    model: Path = Field(description="Folder of the checkpoint.")
+    model: Annotated[str, BeforeValidator(os.fspath)] = Field(
+        description="Checkpoint in the Hugging Face layout: a folder, or file://, s3://, gs://, az://."
+    )
     model_name: str = Field("", description="Name under which the model is served; empty takes the folder's name.")
+    require_manifest: bool = Field(False, description="Refuse a checkpoint without day0-manifest.json.")
+    load_budget_bytes: int = Field(
+        512 * 1024**2, ge=1, description="Bytes held while weights are read, beyond the model itself."
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of the tower and of the tokens sent.")
     batch_invariant: bool = Field(
         True, description="An image's bits never depend on its batch neighbours: one forward for each image of a batch."

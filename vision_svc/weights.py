@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from svc_common.logs import get_logger
-
-_log = get_logger("day0.vision.weights")
+from svc_common.checkpoint_errors import CheckpointError
+from svc_common.checkpoint_source import CheckpointSource
+from svc_common.store_errors import StoreError
+from svc_common.weight_stream import Progress, StreamedTensor, WeightStream
 
 VISION_PREFIX = "model.visual."
-_INDEX_NAME = "model.safetensors.index.json"
-_SINGLE_NAME = "model.safetensors"
+
+# A quantised tensor would be cast without its scales: right shape, wrong numbers.
+DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""What a vision tensor may be, by the name the safetensors format has for it."""
 
 
 class WeightsError(Exception):
@@ -34,94 +33,42 @@ class VisionWeights:
     digest: bytes
 
 
-def vision_files(checkpoint: Path) -> dict[str, list[str]]:
-    """Maps each weight file that holds vision tensors to the full names of those tensors.
+def read_vision_weights(source: CheckpointSource, progress: Progress | None = None) -> VisionWeights:
+    """Reads every vision tensor once, on the CPU; `progress` first hears of 0 bytes, then of each piece.
 
-    The index decides which file owns a tensor. Every missing file is named before anything is read.
-    Raises WeightsError.
+    Raises WeightsError when a file is missing or damaged or is not what the manifest covers, lacks a tensor that the
+    index says it has, or has one of another dtype than DTYPES.
     """
-    index_path = checkpoint / _INDEX_NAME
-    by_file: dict[str, list[str]] = defaultdict(list)
-    if index_path.exists():
-        for name, file in _weight_map(index_path).items():
-            if name.startswith(VISION_PREFIX):
-                by_file[file].append(name)
-    elif (checkpoint / _SINGLE_NAME).exists():
-        with _open(checkpoint / _SINGLE_NAME) as tensors:
-            by_file[_SINGLE_NAME] = [name for name in tensors.keys() if name.startswith(VISION_PREFIX)]  # noqa: SIM118
-    else:
-        raise WeightsError(f"{checkpoint} has neither {_INDEX_NAME} nor {_SINGLE_NAME}")
-    missing = sorted(file for file in by_file if not (checkpoint / file).is_file())
-    if missing:
-        raise WeightsError(f"weight files are missing in {checkpoint}: {', '.join(missing)}")
-    if not any(by_file.values()):
-        raise WeightsError(f"{checkpoint} has no tensor whose name starts with {VISION_PREFIX}")
-    return dict(by_file)
-
-
-def weight_bytes(checkpoint: Path) -> int:
-    """Size in bytes of all vision tensors, from the file headers alone."""
-    total = 0
-    for file, names in vision_files(checkpoint).items():
-        with _open(checkpoint / file) as tensors:
-            for name in _present(tensors, names, file):
-                view = tensors.get_slice(name)
-                count = 1
-                for side in view.get_shape():
-                    count *= side
-                total += count * _ITEM_BYTES.get(view.get_dtype(), 0)
-    return total
-
-
-def read_vision_weights(checkpoint: Path, progress: Callable[[int], None] | None = None) -> VisionWeights:
-    """Reads every vision tensor once, on the CPU; `progress` is told the bytes of each one.
-
-    Raises WeightsError when a file is missing or damaged, or lacks a tensor that the index says it has.
-    """
-    by_file = vision_files(checkpoint)
     found: dict[str, torch.Tensor] = {}
-    for file, names in sorted(by_file.items()):
-        with _open(checkpoint / file) as tensors:
-            for name in _present(tensors, names, file):
-                tensor = tensors.get_tensor(name)
-                found[name.removeprefix(VISION_PREFIX)] = tensor
-                if progress is not None:
-                    progress(tensor.nbytes)
+    try:
+        stream = source.weights(lambda name: name.startswith(VISION_PREFIX))
+        _check_dtypes(stream)
+        if progress is not None:
+            progress(0, stream.expected_bytes)
+        for streamed in stream.tensors(progress):
+            found[streamed.name.removeprefix(VISION_PREFIX)] = _as_tensor(streamed)
+    except (CheckpointError, StoreError) as error:
+        raise WeightsError(f"vision weights ({VISION_PREFIX}*): {error}") from error
     digest = hashlib.sha256()
     for name, tensor in sorted(found.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return VisionWeights(found, tuple(sorted(by_file)), digest.digest())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return VisionWeights(found, stream.files, digest.digest())
 
 
-def _weight_map(index_path: Path) -> dict[str, str]:
-    """Tensor name to file name, as the index has it."""
-    try:
-        weight_map = json.loads(index_path.read_bytes())["weight_map"]
-        owners = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index_path.name} is no weight index: {error!r}") from error
-    outside = sorted({file for file in owners.values() if Path(file).name != file})
-    if outside:
-        raise WeightsError(f"{index_path.name} names files outside its folder: {', '.join(outside)}")
-    strays = {path.name for path in index_path.parent.glob("*.safetensors")} - set(owners.values())
-    if strays:
-        _log.warning("weight files that the index does not name are ignored", extra={"files": sorted(strays)})
-    return owners
+def _check_dtypes(stream: WeightStream) -> None:
+    problems = [
+        f"tensor {span.name!r} has dtype {span.dtype}, expected one of {', '.join(DTYPES)}"
+        for span in stream.spans.values()
+        if span.dtype not in DTYPES
+    ]
+    if problems:
+        raise WeightsError("; ".join(problems))
 
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path.name} is no readable weight file: {error}") from error
-
-
-def _present(tensors: safe_open, names: list[str], file: str) -> list[str]:
-    absent = sorted(set(names) - set(tensors.keys()))
-    if absent:
-        raise WeightsError(f"{file} lacks tensors that the index gives it: {', '.join(absent)}")
-    return sorted(names)
+def _as_tensor(streamed: StreamedTensor) -> torch.Tensor:
+    dtype = DTYPES[streamed.dtype]
+    if not streamed.buffer:
+        return torch.empty(streamed.shape, dtype=dtype)
+    # A copy, because a torch allocation has one alignment and a buffer of Python none, and bits may depend on it.
+    return torch.frombuffer(streamed.buffer, dtype=dtype).clone().view(streamed.shape)

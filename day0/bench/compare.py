@@ -60,7 +60,7 @@ async def compare(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     load_before = load_average()
     threads = (f"llm.threads={options.threads}",) if options.threads else ()
-    serve = ServeOptions(options.model, port=0, settings=threads)
+    serve = ServeOptions(str(options.model), port=0, settings=threads)
     upstream = await asyncio.to_thread(Upstream, options.model, threads=options.threads)
     with tempfile.TemporaryDirectory(prefix="day0-bench-") as logs:
         stack = Stack(make_plans(serve), Path(logs), environ)

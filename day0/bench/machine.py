@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from svc_common.checkpoint import versions_of
+from svc_common.versions import versions_of
 
 
 def environment() -> dict[str, str]:

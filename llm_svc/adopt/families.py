@@ -21,8 +21,9 @@ class Family:
     """One adopted definition.
 
     `model` is upstream's class for the whole model, `pretrained` the base that holds its output recorders, `classes`
-    our subclasses by upstream's class names, `packed_classes` those that join them for packed experts. `check` refuses
-    configurations that the native tier cannot run, by name. `parts` gives the text model and the output head.
+    our subclasses by upstream's class names, `packed_classes` those that join them for packed experts. Tensors
+    whose names start with one of `other_services` are not read here. `check` refuses configurations that the native
+    tier cannot run, by name. `parts` gives the text model and the output head.
     `allocate_layers` makes the caches.
     """
 
@@ -30,6 +31,7 @@ class Family:
     pretrained: type[PreTrainedModel]
     classes: Mapping[str, type[nn.Module]]
     packed_classes: Mapping[str, type[nn.Module]]
+    other_services: tuple[str, ...]
     check: Callable[[Any, int], None]
     parts: Callable[[Any], tuple[nn.Module, nn.Module]]
     allocate_layers: Callable[..., tuple[LayerCache, ...]]
@@ -43,6 +45,7 @@ FAMILIES: Mapping[str, Family] = {
         pretrained=glm5_next.upstream.Glm5NextPreTrainedModel,
         classes=glm5_next.ADOPTED,
         packed_classes={"Glm5NextTextExperts": Glm5NextPackedExperts},
+        other_services=("model.visual.",),
         check=glm5_next.check_config,
         parts=glm5_next.split_model,
         allocate_layers=glm5_next.allocate_layers,

@@ -281,7 +281,16 @@ class DecoderLayer(upstream.Glm5NextTextDecoderLayer):
         return _mix(streams, x, post, comb), topk_indices
 
 
+class VisionElsewhere(nn.Module):
+    """Stands in the place of the vision tower, which the vision service runs: no weights, no forward."""
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> VisionElsewhere:
+        return cls()
+
+
 ADOPTED: dict[str, type[nn.Module]] = {
+    "Glm5NextVisionModel": VisionElsewhere,
     "Glm5NextTextLinearAttention": LinearAttention,
     "Glm5NextTextIndexer": Indexer,
     "Glm5NextTextAttention": SparseAttention,
@@ -300,8 +309,7 @@ def check_config(config: Glm5NextTextConfig, block_size: int) -> None:
 
 
 def split_model(model: upstream.Glm5NextForConditionalGeneration) -> tuple[nn.Module, nn.Module]:
-    """The text model and the output head; the vision tower is dropped, the vision service runs it."""
-    del model.model.visual
+    """The text model and the output head."""
     return model.model.language_model, model.lm_head
 
 

@@ -31,23 +31,22 @@ def adopted(classes: Mapping[str, type[nn.Module]], pretrained: type[PreTrainedM
     """
     with _construction:
         recorders = copy.deepcopy(pretrained._can_record_outputs)
+        originals = [
+            (module, name, vars(module)[name])
+            for module in list(sys.modules.values())
+            if getattr(module, "__name__", "").startswith("transformers.models.")
+            for name in classes
+            if name in vars(module)
+        ]
         register_patch_mapping(dict(classes))
         try:
             yield
         finally:
             unregister_patch_mapping(list(classes))
             pretrained._can_record_outputs = recorders
-            for name in classes:
-                _restore(pretrained, name)
-
-
-def _restore(pretrained: type[PreTrainedModel], name: str) -> None:
-    """Puts an upstream class back after a construction that raised: upstream's own clean-up is skipped then."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("transformers.models.") and name in vars(module):
-            current = vars(module)[name]
-            if isinstance(current, type) and current.__module__.startswith("llm_svc."):
-                setattr(module, name, next(base for base in current.__mro__ if base.__name__ == name))
+            # After a construction that raised upstream leaves our classes in place of its own.
+            for module, name, original in originals:
+                setattr(module, name, original)
 
 
 def register_experts(function: ExpertsFunction) -> None:

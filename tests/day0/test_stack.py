@@ -18,7 +18,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'
 
 async def test_one_that_ends_before_it_is_ready_ends_the_rest(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    plans = make_plans(ServeOptions(tmp_path, port=0, settings=("llm.block_size=-1",)))
+    plans = make_plans(ServeOptions(str(tmp_path), port=0, settings=("llm.block_size=-1",)))
     stack = Stack(plans, tmp_path, ENVIRONMENT)
     with pytest.raises(ServiceFailed, match=r"the llm service ended with status 2[\s\S]*DAY0_LLM_BLOCK_SIZE"):
         async with stack:

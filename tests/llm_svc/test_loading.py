@@ -11,9 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm_svc.loading import LoadError, load_model
+from llm_svc.build import LoadError
 from llm_svc.settings import LlmSettings
 from svc_common.checkpoint import INDEX_NAME
+from svc_common.digests import make_manifest
+from svc_common.manifest import write_manifest
+from svc_common.object_store import ObjectStore
+from tests.checkpoints import flip
+from tests.llm_svc.checkpoints import load
 
 NORM = "model.language_model.norm.weight"
 
@@ -34,7 +39,7 @@ def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 
 
 def norm_of(checkpoint: Path, tier: str) -> torch.Tensor:
-    loaded = load_model(LlmSettings(model=str(checkpoint), block_size=16, tier=tier))
+    loaded = load(LlmSettings(model=str(checkpoint), block_size=16, tier=tier))
     model = loaded.runner._model
     norm = model.language_model.norm if tier == "native" else model.model.language_model.norm
     return norm.weight
@@ -70,10 +75,56 @@ def test_one_file_without_an_index(checkpoint: Path) -> None:
 
 def test_progress_ends_at_the_bytes_of_all_tensors(checkpoint: Path) -> None:
     seen: list[tuple[int, int]] = []
-    load_model(LlmSettings(model=str(checkpoint), block_size=16), lambda done, expected: seen.append((done, expected)))
-    held = sum(t.nbytes for file in checkpoint.glob("*.safetensors") for t in load_file(file).values())
+    load(LlmSettings(model=str(checkpoint), block_size=16), lambda done, expected: seen.append((done, expected)))
+    held = sum(
+        tensor.nbytes
+        for file in checkpoint.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+        if not name.startswith("model.visual.")
+    )
     assert seen[0] == (0, held) and seen[-1] == (held, held)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_vision_tensors_are_neither_read_nor_needed(checkpoint: Path) -> None:
+    owners = weight_map(checkpoint)
+    text_files = {file for name, file in owners.items() if not name.startswith("model.visual.")}
+    only_vision = set(owners.values()) - text_files
+    assert only_vision, "no shard holds vision tensors alone; the test shows nothing"
+    for file in only_vision:
+        (checkpoint / file).unlink()
+    assert torch.isfinite(norm_of(checkpoint, "native")).all()
+
+
+def test_flipped_byte_is_named_with_file_and_tensor(checkpoint: Path) -> None:
+    store = ObjectStore(str(checkpoint))
+    write_manifest(store, make_manifest(store))
+    load(LlmSettings(model=str(checkpoint), block_size=16, require_manifest=True))
+    file = checkpoint / weight_map(checkpoint)[NORM]
+    flip(file, _place(file, NORM))
+    with pytest.raises(LoadError, match=rf"{file.name}: tensor '{NORM}': wrong bytes"):
+        load(LlmSettings(model=str(checkpoint), block_size=16))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX_NAME])
+def test_flipped_byte_of_a_small_file_is_named(checkpoint: Path, name: str) -> None:
+    store = ObjectStore(str(checkpoint))
+    write_manifest(store, make_manifest(store))
+    flip(checkpoint / name, -2)
+    with pytest.raises(LoadError, match=rf"{name}: wrong bytes"):
+        load(LlmSettings(model=str(checkpoint), block_size=16))
+
+
+def test_manifest_can_be_demanded(checkpoint: Path) -> None:
+    with pytest.raises(LoadError, match=r"day0-manifest\.json: is not in .*`day0 manifest` makes it"):
+        load(LlmSettings(model=str(checkpoint), block_size=16, require_manifest=True))
+
+
+def _place(file: Path, name: str) -> int:
+    """Offset of a tensor's first byte."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    return 8 + length + json.loads(content[8 : 8 + length])[name]["data_offsets"][0]
 
 
 def test_missing_shards_are_all_named(checkpoint: Path) -> None:
@@ -81,14 +132,14 @@ def test_missing_shards_are_all_named(checkpoint: Path) -> None:
     for file in gone:
         file.unlink()
     with pytest.raises(LoadError, match=f"weight files are missing: {gone[0].name}, {gone[1].name}"):
-        load_model(LlmSettings(model=str(checkpoint), block_size=16))
+        load(LlmSettings(model=str(checkpoint), block_size=16))
 
 
 def test_tensor_that_its_file_lacks_is_named(checkpoint: Path) -> None:
     file = weight_map(checkpoint)[NORM]
     rewrite(checkpoint / file, lambda tensors: tensors.pop(NORM))
-    with pytest.raises(LoadError, match=f"{file} lacks tensors that the index gives it: {NORM}"):
-        load_model(LlmSettings(model=str(checkpoint), block_size=16))
+    with pytest.raises(LoadError, match=rf"{file}: tensor '{NORM}': the index gives it to this file"):
+        load(LlmSettings(model=str(checkpoint), block_size=16))
 
 
 def test_tensor_that_the_index_lacks_is_named(checkpoint: Path) -> None:
@@ -97,7 +148,7 @@ def test_tensor_that_the_index_lacks_is_named(checkpoint: Path) -> None:
     del index["weight_map"][NORM]
     (checkpoint / INDEX_NAME).write_text(json.dumps(index))
     with pytest.raises(LoadError, match=rf"missing keys: .*{NORM}"):
-        load_model(LlmSettings(model=str(checkpoint), block_size=16))
+        load(LlmSettings(model=str(checkpoint), block_size=16))
 
 
 def test_tensor_that_the_model_does_not_have_is_named(checkpoint: Path) -> None:
@@ -106,25 +157,25 @@ def test_tensor_that_the_model_does_not_have_is_named(checkpoint: Path) -> None:
     index["weight_map"]["model.language_model.surprise"] = "model-extra.safetensors"
     (checkpoint / INDEX_NAME).write_text(json.dumps(index))
     with pytest.raises(LoadError, match=r"unexpected keys: .*surprise"):
-        load_model(LlmSettings(model=str(checkpoint), block_size=16))
+        load(LlmSettings(model=str(checkpoint), block_size=16))
 
 
 def test_tensor_of_another_shape_is_named(checkpoint: Path) -> None:
     file = checkpoint / weight_map(checkpoint)[NORM]
     rewrite(file, lambda tensors: tensors.update({NORM: torch.ones(3)}))
     with pytest.raises(LoadError, match=rf"mismatched keys: .*{NORM}"):
-        load_model(LlmSettings(model=str(checkpoint), block_size=16))
+        load(LlmSettings(model=str(checkpoint), block_size=16))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": {"a": "../a.safetensors"}}'])
 def test_index_that_is_none_is_refused(checkpoint: Path, content: str) -> None:
     (checkpoint / INDEX_NAME).write_text(content)
     with pytest.raises(LoadError, match=INDEX_NAME):
-        load_model(LlmSettings(model=str(checkpoint), block_size=16))
+        load(LlmSettings(model=str(checkpoint), block_size=16))
 
 
 def test_damaged_file_is_named(checkpoint: Path) -> None:
     file = checkpoint / weight_map(checkpoint)[NORM]
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(LoadError, match=file.name):
-        load_model(LlmSettings(model=str(checkpoint), block_size=16))
+        load(LlmSettings(model=str(checkpoint), block_size=16))

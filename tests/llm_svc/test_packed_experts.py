@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import Glm5NextForConditionalGeneration
 
 from day0_kernels.mxfp4 import decode, encode
-from llm_svc.loading import LoadError, load_model
+from llm_svc.build import LoadError
 from llm_svc.settings import LlmSettings
-from svc_common.checkpoint import INDEX_NAME
+from tests.llm_svc.checkpoints import load
 from tests.llm_svc.conftest import Sample, Upstream
+from tests.llm_svc.packed import Tensors, read, write
 from tests.llm_svc.test_parity import request_of, wrong
 from tests.loopback import LlmOnLoopback
 
@@ -34,23 +32,6 @@ COMPRESSED_TENSORS = {
         }
     },
 }
-
-Tensors = dict[str, torch.Tensor]
-
-
-def read(checkpoint: Path) -> Tensors:
-    return {name: t for file in sorted(checkpoint.glob("*.safetensors")) for name, t in load_file(file).items()}
-
-
-def write(source: Path, target: Path, tensors: Tensors, quantization: dict[str, Any] | None) -> Path:
-    """The checkpoint `source` with other weights, in one file."""
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors", INDEX_NAME))
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((target / "config.json").read_text())
-    if quantization is not None:
-        config["quantization_config"] = quantization
-    (target / "config.json").write_text(json.dumps(config))
-    return target
 
 
 def compressed_tensors(tensors: Tensors, decoded: Tensors) -> dict[str, Any]:
@@ -124,7 +105,7 @@ def test_upstream_tier_says_that_it_cannot(tiny_checkpoint: Path, tmp_path: Path
     tensors = read(tiny_checkpoint)
     folder = write(tiny_checkpoint, tmp_path / "packed", tensors, compressed_tensors(tensors, {}))
     with pytest.raises(LoadError, match="tier: upstream cannot run packed MXFP4 experts; use tier=native"):
-        load_model(LlmSettings(model=str(folder), tier="upstream"))
+        load(LlmSettings(model=str(folder), tier="upstream"))
 
 
 def test_layer_without_packed_experts_among_others_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -134,7 +115,7 @@ def test_layer_without_packed_experts_among_others_is_named(tiny_checkpoint: Pat
     last = max(match[1] for name in plain if (match := EXPERT.fullmatch(name)))
     kept = {name: t for name, t in tensors.items() if not name.startswith(last + ".")}
     with pytest.raises(LoadError, match=f"no packed experts for {re.escape(last)}"):
-        load_model(LlmSettings(model=str(write(tiny_checkpoint, tmp_path / "some", kept, quantization)), block_size=16))
+        load(LlmSettings(model=str(write(tiny_checkpoint, tmp_path / "some", kept, quantization)), block_size=16))
 
 
 def test_scale_that_is_not_a_number_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -143,12 +124,10 @@ def test_scale_that_is_not_a_number_is_named(tiny_checkpoint: Path, tmp_path: Pa
     name = max(name for name in tensors if name.endswith("weight_scale"))
     tensors[name][1, 0] = 255
     with pytest.raises(LoadError, match=re.escape(name)):
-        load_model(
-            LlmSettings(model=str(write(tiny_checkpoint, tmp_path / "nan", tensors, quantization)), block_size=16)
-        )
+        load(LlmSettings(model=str(write(tiny_checkpoint, tmp_path / "nan", tensors, quantization)), block_size=16))
 
 
 def test_other_quantisation_is_refused_by_name(tiny_checkpoint: Path, tmp_path: Path) -> None:
     folder = write(tiny_checkpoint, tmp_path / "fp8", read(tiny_checkpoint), {"quant_method": "fp8"})
     with pytest.raises(LoadError, match="quant_method is 'fp8'"):
-        load_model(LlmSettings(model=str(folder), block_size=16))
+        load(LlmSettings(model=str(folder), block_size=16))

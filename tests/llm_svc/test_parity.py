@@ -18,9 +18,9 @@ from llm_svc.core import (
     Sequence,
     VisualTokens,
 )
-from llm_svc.loading import load_model
 from llm_svc.settings import LlmSettings
 from protos.llm.v1 import llm_pb2
+from tests.llm_svc.checkpoints import load
 from tests.llm_svc.conftest import Sample, Upstream
 from tests.loopback import Answer, LlmOnLoopback, completion, ids_part, image_part
 
@@ -47,7 +47,7 @@ def whole(tiny_checkpoint: Path) -> Iterator[LlmOnLoopback]:
 
 
 def test_logits_of_every_step_equal_upstream(tiny_checkpoint: Path, upstream: Upstream, samples: list[Sample]) -> None:
-    model = load_model(LlmSettings(model=str(tiny_checkpoint), block_size=16, vision_target="unused:1"))
+    model = load(LlmSettings(model=str(tiny_checkpoint), block_size=16, vision_target="unused:1"))
     worst = {}
     for sample in samples:
         inputs = upstream.inputs(sample)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from llm_svc.loading import LoadError, load_model
+from llm_svc.build import LoadError
 from llm_svc.settings import LlmSettings
 from protos.common.v1 import common_pb2
 from protos.router.v1 import router_pb2
+from tests.llm_svc.checkpoints import load
 from tests.llm_svc.conftest import Sample, Upstream
 from tests.llm_svc.test_parity import request_of, wrong
 from tests.loopback import Answer, LlmOnLoopback
@@ -30,7 +31,7 @@ def test_building_a_native_model_leaves_upstream_untouched(tiny_checkpoint: Path
     """A later, unadopted model of the same process is upstream's to the last module, and still records its outputs."""
     from transformers import Glm5NextForConditionalGeneration
 
-    load_model(LlmSettings(model=str(tiny_checkpoint), block_size=16))
+    load(LlmSettings(model=str(tiny_checkpoint), block_size=16))
     model = Glm5NextForConditionalGeneration.from_pretrained(tiny_checkpoint).eval()
     assert {
         type(m).__module__ for m in model.modules() if "day0" in type(m).__module__ or "llm_svc" in type(m).__module__
@@ -63,17 +64,20 @@ def test_native_tier_of_a_family_we_do_not_have_is_refused_by_name(tmp_path: Pat
 
     LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(LoadError, match="tier: native knows glm5_next, and the model is llama; use tier=upstream"):
-        load_model(LlmSettings(model=str(tmp_path), tier="native"))
+        load(LlmSettings(model=str(tmp_path), tier="native"))
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"model: .* has no config\.json"):
-        load_model(LlmSettings(model=str(tmp_path)))
+    with pytest.raises(LoadError, match=r"model: .*: it does not exist"):
+        load(LlmSettings(model=str(tmp_path / "nowhere")))
+    (tmp_path / "notes.txt").write_text("no model here")
+    with pytest.raises(LoadError, match=r"model: config\.json: is not in"):
+        load(LlmSettings(model=str(tmp_path)))
 
 
 def test_block_size_that_cuts_pools_is_refused(tiny_checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="block_size 6 must be a multiple of index_kpool 4"):
-        load_model(LlmSettings(model=str(tiny_checkpoint), block_size=6))
+        load(LlmSettings(model=str(tiny_checkpoint), block_size=6))
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ class Services:
     """A running stack, in an event loop of its own thread; `run` executes a coroutine there."""
 
     def __init__(self, checkpoint: Path, folder: Path) -> None:
-        options = ServeOptions(checkpoint, port=0, settings=("llm.threads=1", "vision.encode_threads=1"))
+        options = ServeOptions(str(checkpoint), port=0, settings=("llm.threads=1", "vision.encode_threads=1"))
         self._folder = folder
         self._thread = LoopThread()
         self._stack = Stack(make_plans(options), folder, ENVIRONMENT)

@@ -77,7 +77,7 @@ def test_exactly_one_startup_stage_holds() -> None:
     metrics.set_startup_stage("ready")
     text = metrics.text()
     assert 'day0_startup_stage{stage="ready"} 1.0' in text
-    assert text.count("day0_startup_stage{") == 5
+    assert text.count("day0_startup_stage{") == 6
     assert len(re.findall(r"day0_startup_stage\{.*\} 1\.0", text)) == 1
     with pytest.raises(AssertionError):
         metrics.set_startup_stage("nearly")

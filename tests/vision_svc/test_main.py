@@ -14,7 +14,7 @@ from pathlib import Path
 
 from protos.vision.v1 import vision_pb2, vision_pb2_grpc
 from svc_common.channel import open_channel
-from vision_svc.weights import vision_files
+from tests.vision_svc.checkpoints import vision_files
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -64,6 +64,16 @@ async def test_missing_shards_end_with_1_and_are_listed(tiny_checkpoint: Path, t
     assert started.returncode == 1
     assert b"weight files are missing" in errors
     assert all(file.encode() in errors for file in files)
+
+
+async def test_folder_that_is_no_checkpoint_ends_with_1(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("nothing")
+    for model, says in ((tmp_path / "absent", "no such folder"), (tmp_path, f"config.json: is not in {tmp_path}")):
+        async with process(MODEL=str(model), **PORTS) as started:
+            _, errors = await started.communicate()
+        assert started.returncode == 1
+        assert f"the service failed: model: {'' if model == tmp_path else model}" in errors.decode()
+        assert says in errors.decode()
 
 
 # Case 44: SIGTERM.

@@ -16,7 +16,7 @@ def read(**variables: str) -> VisionSettings:
 
 def test_environment_is_read_into_the_decode_rules() -> None:
     settings = read(MODEL="/m", BACKGROUND="1,2,3", MAX_IMAGE_PIXELS="99", MAX_FRAMES="2", MAX_ASPECT_RATIO="8")
-    assert settings.model == Path("/m")
+    assert settings.model == "/m"
     rules = settings.decode_rules
     assert (rules.background, rules.max_image_pixels, rules.max_frames, rules.max_aspect_ratio) == ((1, 2, 3), 99, 2, 8)
 
@@ -38,6 +38,11 @@ def test_environment_is_read_into_the_decode_rules() -> None:
 def test_bad_variable_is_named(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"DAY0_VISION_{name}"):
         read(MODEL="/m", **{name: value})
+
+
+def test_model_may_be_a_path_or_a_uri() -> None:
+    assert VisionSettings(model=Path("/m")).model == "/m"
+    assert read(MODEL="s3://bucket/m").model == "s3://bucket/m"
 
 
 def test_model_is_required() -> None:
