@@ -121,4 +121,4 @@ def test_a_missing_checkpoint_starts_nothing(tmp_path: Path) -> None:
         day0("serve", str(tmp_path)), cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert "MODEL: cannot read" in done.stderr and "starting" not in done.stderr
+    assert "it does not exist" in done.stderr and "starting" not in done.stderr

@@ -64,6 +64,7 @@ def foreign_imports(folder: str) -> dict[str, str]:
         ("day0", ("llm", "vision")),
         ("tests", ("router", "vision", "llm", "dev")),
         ("tools", ("dev",)),
+        ("benchmarks", ("llm", "dev")),
     ],
 )
 def test_imports_are_declared(folder: str, extras: tuple[str, ...]) -> None:
