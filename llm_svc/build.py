@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,53 +23,80 @@ from llm_svc.streamed import stream_tensors
 from svc_common.checkpoint_errors import CheckpointError
 from svc_common.checkpoint_source import CheckpointSource
 from svc_common.store_errors import StoreError
-from svc_common.weight_stream import Progress
+from svc_common.weight_stream import Progress, WeightStream
 
 
 class LoadError(Exception):
     """The checkpoint cannot be served; the message says what is wrong with which file or setting."""
 
 
-def build_native(
-    source: CheckpointSource, config: PreTrainedConfig, family: Family, dtype: torch.dtype, progress: Progress
-) -> Any:
-    """The family's model with our classes in it; routed experts that are packed stay packed.
+@dataclass(frozen=True, slots=True)
+class FoundWeights:
+    """What a checkpoint has for one service, known from its headers: no weight has been read yet."""
 
-    What the family leaves to other services is not read. Raises LoadError.
-    """
+    stream: WeightStream
+    packed: tuple[FoundExperts, ...]
+
+    def resident_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the loaded weights: packed experts as they are, all else in `dtype`."""
+        packed = {name for experts in self.packed for name in experts.names}
+        return sum(
+            span.size_bytes if name in packed else math.prod(span.shape) * dtype.itemsize
+            for name, span in self.stream.spans.items()
+        )
+
+
+def find_native(source: CheckpointSource, config: PreTrainedConfig, family: Family) -> FoundWeights:
+    """The weights of the native tier; what the family leaves to other services is not among them. Raises LoadError."""
     try:
-        tensors = stream_tensors(source, progress, lambda name: not name.startswith(family.other_services))
-        found = find_experts(tensors)
+        stream = source.weights(lambda name: not name.startswith(family.other_services))
+        found = tuple(find_experts(stream.spans))
         _take_quantization(config, found)
-        packed = {name: tensors.pop(name) for experts in found for name in experts.names}
-        classes = {**family.classes, **(family.packed_classes if found else {})}
+    except (CheckpointError, StoreError, FormatError) as error:
+        raise LoadError(f"{source.uri}: {error}") from error
+    return FoundWeights(stream, found)
+
+
+def find_upstream(source: CheckpointSource) -> FoundWeights:
+    """The weights of the upstream tier: all there are. Raises LoadError."""
+    try:
+        stream = source.weights()
+        if find_experts(stream.spans):
+            raise LoadError("tier: upstream cannot run packed MXFP4 experts; use tier=native")
+    except (CheckpointError, StoreError, FormatError) as error:
+        raise LoadError(f"{source.uri}: {error}") from error
+    return FoundWeights(stream, ())
+
+
+def build_native(
+    weights: FoundWeights, config: PreTrainedConfig, family: Family, dtype: torch.dtype, progress: Progress
+) -> Any:
+    """The family's model with our classes in it; routed experts that are packed stay packed. Raises LoadError."""
+    try:
+        tensors = stream_tensors(weights.stream, progress)
+        packed = {name: tensors.pop(name) for experts in weights.packed for name in experts.names}
+        classes = {**family.classes, **(family.packed_classes if weights.packed else {})}
         with adopted(classes, family.pretrained):
             model = _construct(
-                family.model,
-                config,
-                tensors,
-                dtype=dtype,
-                experts_implementation=EXPERTS_IMPLEMENTATION,
+                family.model, config, tensors, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION
             )
-        for experts in found:
+        for experts in weights.packed:
             module = _packed_module(model, experts, family)
             module.fill(read_experts(experts, lambda name: packed[name][...]))
     except (OSError, ValueError, CheckpointError, StoreError, FormatError) as error:
-        raise LoadError(f"{source.uri}: {error}") from error
+        raise LoadError(str(error)) from error
     unfilled = [name for name, module in model.named_modules() if getattr(module, "packed", module) is None]
     if unfilled:
-        raise LoadError(f"{source.uri}: no packed experts for {', '.join(unfilled)}, though other layers have them")
+        raise LoadError(f"no packed experts for {', '.join(unfilled)}, though other layers have them")
     return model
 
 
-def build_upstream(source: CheckpointSource, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress) -> Any:
+def build_upstream(weights: FoundWeights, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress) -> Any:
     """The model that upstream's auto classes would load, untouched. Raises LoadError."""
     try:
-        if find_experts(source.weights().spans):
-            raise LoadError("tier: upstream cannot run packed MXFP4 experts; use tier=native")
-        return _construct(_upstream_class(config), config, stream_tensors(source, progress), dtype=dtype)
-    except (OSError, ValueError, CheckpointError, StoreError, FormatError) as error:
-        raise LoadError(f"{source.uri}: {error}") from error
+        return _construct(_upstream_class(config), config, stream_tensors(weights.stream, progress), dtype=dtype)
+    except (OSError, ValueError, CheckpointError, StoreError) as error:
+        raise LoadError(str(error)) from error
 
 
 def _upstream_class(config: PreTrainedConfig) -> Any:
@@ -78,7 +107,7 @@ def _upstream_class(config: PreTrainedConfig) -> Any:
     raise LoadError(f"model_type {config.model_type!r}: transformers has no class that generates text from it")
 
 
-def _take_quantization(config: PreTrainedConfig, found: list[FoundExperts]) -> None:
+def _take_quantization(config: PreTrainedConfig, found: tuple[FoundExperts, ...]) -> None:
     """Checks what the config says of packed experts and takes it out, so that upstream reads plain weights only."""
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:

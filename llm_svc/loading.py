@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from transformers import AutoConfig, PreTrainedConfig
 from llm_svc.adopt.families import FAMILIES, Family
 from llm_svc.adopt.operators import resolve_operators
 from llm_svc.adopt.rows import bind_linears
-from llm_svc.build import LoadError, build_native, build_upstream
+from llm_svc.build import LoadError, build_native, build_upstream, find_native, find_upstream
 from llm_svc.cache.block_pool import BlockPool
 from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
+from llm_svc.memory_check import check_memory
 from llm_svc.model_runner import ModelFacts, Runner
 from llm_svc.native_runner import NativeModel, NativeRunner
 from llm_svc.scheduler import Scheduler, SchedulerLimits
@@ -67,22 +69,25 @@ def load_model(
 def _load_native(
     source: CheckpointSource, config: PreTrainedConfig, family: Family, settings: LlmSettings, progress: Progress
 ) -> LoadedModel:
+    """Whatever cannot work is refused before the first weight is read."""
     text_config = config.get_text_config()
     family.check(text_config, settings.block_size)
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     operators, backends = resolve_operators(device, dtype)
-    model = build_native(source, config, family, dtype, progress)
-    num_blocks = settings.cache_tokens // settings.block_size
-    num_snapshots = settings.max_snapshots if settings.prefix_cache else 0
-    layers = family.allocate_layers(
+    scheduler = _native_scheduler(settings)
+    allocate = partial(
+        family.allocate_layers,
         text_config,
-        num_blocks=num_blocks,
+        num_blocks=scheduler.blocks.num_blocks,
         block_size=settings.block_size,
-        num_slots=settings.max_running_sequences,
-        num_snapshots=num_snapshots,
+        num_slots=scheduler.slots.num_slots,
+        num_snapshots=scheduler.snapshots.num_snapshots if scheduler.snapshots else 0,
         dtype=dtype,
-        device=device,
     )
+    weights = find_native(source, config, family)
+    check_memory(settings, weights.resident_bytes(dtype), layer_bytes(allocate(device=torch.device("meta"))))
+    model = build_native(weights, config, family, dtype, progress)
+    layers = allocate(device=device)
     language_model, lm_head = family.parts(model)
     _set_threads(model, settings)
     bind_linears(language_model)
@@ -97,26 +102,32 @@ def _load_native(
         block_size=settings.block_size,
         device=device,
     )
+    return LoadedModel(NativeRunner(native, facts), scheduler, facts)
+
+
+def _native_scheduler(settings: LlmSettings) -> Scheduler:
     limits = SchedulerLimits(
         max_batch_tokens=settings.max_batch_tokens,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         max_running_sequences=settings.max_running_sequences,
         prefix_cache=settings.prefix_cache,
     )
-    scheduler = Scheduler(
+    return Scheduler(
         limits,
-        BlockPool(num_blocks, settings.block_size),
+        BlockPool(settings.cache_tokens // settings.block_size, settings.block_size),
         StateSlots(settings.max_running_sequences),
-        Snapshots(num_snapshots),
+        Snapshots(settings.max_snapshots if settings.prefix_cache else 0),
     )
-    return LoadedModel(NativeRunner(native, facts), scheduler, facts)
 
 
 def _load_upstream(
     source: CheckpointSource, config: PreTrainedConfig, settings: LlmSettings, progress: Progress
 ) -> LoadedModel:
     """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
-    model = build_upstream(source, config, getattr(torch, settings.dtype), progress)
+    dtype = getattr(torch, settings.dtype)
+    weights = find_upstream(source)
+    check_memory(settings, weights.resident_bytes(dtype), 0)
+    model = build_upstream(weights, config, dtype, progress)
     _set_threads(model, settings)
     facts = _facts(config, model, "upstream", settings, {}, 0)
     context = facts.context_tokens

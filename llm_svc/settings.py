@@ -24,6 +24,7 @@ class LlmSettings(ServiceSettings):
     load_budget_bytes: int = Field(
         512 * 1024 * 1024, ge=1, description="Bytes held while weights are read, beyond the model itself."
     )
+    max_memory_bytes: int = Field(0, ge=0, description="Memory for weights and caches; 0: what is available at start.")
     tier: Literal["auto", "native", "upstream"] = Field(
         "auto", description="auto takes native for adopted families and upstream for all others."
     )

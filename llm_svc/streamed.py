@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from svc_common.checkpoint_errors import CheckpointError
-from svc_common.checkpoint_source import CheckpointSource
-from svc_common.weight_stream import Progress, StreamedTensor
+from svc_common.weight_stream import Progress, StreamedTensor, WeightStream
 
 DTYPES = {
     "F64": torch.float64,
@@ -45,11 +43,8 @@ class HeldTensor:
         return self._shape
 
 
-def stream_tensors(
-    source: CheckpointSource, progress: Progress, select: Callable[[str], bool] = lambda _: True
-) -> dict[str, HeldTensor]:
-    """Every chosen tensor by name, on the CPU, after its bytes were found right. Raises CheckpointError, StoreError."""
-    stream = source.weights(select)
+def stream_tensors(stream: WeightStream, progress: Progress) -> dict[str, HeldTensor]:
+    """Every tensor by name, on the CPU, after its bytes were found right. Raises CheckpointError and StoreError."""
     progress(0, stream.expected_bytes)
     return {streamed.name: HeldTensor(_as_tensor(streamed)) for streamed in stream.tensors(progress)}
 

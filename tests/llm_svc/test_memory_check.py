@@ -1,0 +1,51 @@
+"""What cannot fit is refused before a weight is read, with the settings to change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llm_svc import memory_check
+from llm_svc.build import LoadError
+from llm_svc.settings import LlmSettings
+from tests.llm_svc.checkpoints import load
+
+MIB = 2**20
+
+
+def never(done: int, expected: int) -> None:
+    raise AssertionError("weights were read")
+
+
+@pytest.mark.parametrize("tier", ["native", "upstream"])
+def test_weights_that_do_not_fit(tiny_checkpoint: Path, tier: str) -> None:
+    settings = LlmSettings(model=str(tiny_checkpoint), block_size=16, tier=tier, max_memory_bytes=MIB)
+    with pytest.raises(LoadError, match=r"memory: weights take 0\.00 GiB in float32.*0\.00 GiB are available"):
+        load(settings, never)
+
+
+def test_caches_that_do_not_fit_name_their_settings(tiny_checkpoint: Path) -> None:
+    settings = LlmSettings(model=str(tiny_checkpoint), block_size=16, cache_tokens=10**9, max_memory_bytes=4 * 2**30)
+    with pytest.raises(LoadError, match=re.escape("cache_tokens 1000000000, max_running_sequences 64")):
+        load(settings, never)
+    load(LlmSettings(model=str(tiny_checkpoint), block_size=16, max_memory_bytes=64 * MIB))
+
+
+def test_limits_that_starve_prefills_are_refused_before_reading(tiny_checkpoint: Path) -> None:
+    settings = LlmSettings(model=str(tiny_checkpoint), block_size=16, max_batch_tokens=64, prefill_chunk_tokens=64)
+    with pytest.raises(ValueError, match="max_batch_tokens 64 must be at least"):
+        load(settings, never)
+
+
+def test_a_control_group_bounds_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_check, "_CGROUP", tmp_path)
+    machine = psutil.virtual_memory().available
+    assert memory_check.available_bytes() == pytest.approx(machine, rel=0.2)
+    (tmp_path / "memory.current").write_text("400\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory_check.available_bytes() == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_check.available_bytes() == pytest.approx(machine, rel=0.2)
