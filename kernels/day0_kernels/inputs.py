@@ -192,6 +192,17 @@ def _mxfp4_block_scales(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...])
     return scales
 
 
+def _fp8_bits(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """Every e4m3fn byte but the two NaNs; subnormals and both zeros among them."""
+    bits = torch.randint(0, 254, shape, generator=maker.generator)
+    return bits + (bits >= 0x7F)
+
+
+def _fp8_block_scales(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """No powers of two, and small enough that products of some thousand columns stay near one."""
+    return 2e-4 + 3e-4 * torch.rand(shape, generator=maker.generator)
+
+
 _FILLS: Mapping[Fill, Callable[[_Maker, TensorSpec, tuple[int, ...]], Tensor]] = {
     Fill.NORMAL: lambda maker, spec, shape: maker.normal(shape),
     Fill.WEIGHT: lambda maker, spec, shape: maker.normal(shape) * shape[-1] ** -0.5,
@@ -213,6 +224,8 @@ _FILLS: Mapping[Fill, Callable[[_Maker, TensorSpec, tuple[int, ...]], Tensor]] =
     Fill.MXFP4_CODES: _mxfp4_codes,
     Fill.MXFP4_WEIGHT_SCALES: _mxfp4_weight_scales,
     Fill.MXFP4_BLOCK_SCALES: _mxfp4_block_scales,
+    Fill.FP8_BITS: _fp8_bits,
+    Fill.FP8_BLOCK_SCALES: _fp8_block_scales,
     Fill.UNWRITTEN_BYTES: lambda maker, spec, shape: torch.full(shape, 0xAA),
 }
 

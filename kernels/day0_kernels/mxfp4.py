@@ -25,6 +25,9 @@ FP8_BLOCK = 128
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
 
+# Both values of a packed byte side by side, as one integer: a gather then moves 8 bytes for each index.
+_PAIRS = torch.tensor([(VALUES[byte & 15], VALUES[byte >> 4]) for byte in range(256)]).view(torch.int64).view(-1)
+
 _CHUNK_ELEMENTS = 1 << 18
 
 
@@ -52,8 +55,9 @@ def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) ->
     Exact in float64 always, and in float32 but for values from 2^128 on, which only the bytes 253 and 254 have and
     which become infinite. A group with byte 255 is NaN.
     """
-    value = torch.tensor(VALUES, dtype=dtype, device=codes.device)[unpack(codes).to(torch.int32)]
-    return (value.unflatten(-1, (-1, GROUP_SIZE)) * scale_values(scales).to(dtype).unsqueeze(-1)).flatten(-2)
+    pairs = _PAIRS.to(codes.device).index_select(0, codes.reshape(-1).to(torch.int32))
+    groups = pairs.view(torch.float32).view(*scales.shape, GROUP_SIZE).to(dtype)
+    return groups.mul_(scale_values(scales).to(dtype).unsqueeze(-1)).flatten(-2)
 
 
 def first_nan_scale(scales: Tensor) -> tuple[int, ...] | None:
@@ -147,3 +151,19 @@ def exceeding_blocks(spans: Tensor) -> Tensor:
     `spans` int32 `[E, ceil(N / 128), ceil(K / 128)]` as `mxfp4_to_fp8` returns them. Those blocks stay MXFP4.
     """
     return (spans > LOSSLESS_SPAN).nonzero()
+
+
+def lossless_experts(codes: Tensor, scales: Tensor) -> Tensor:
+    """Whether `mxfp4_to_fp8` is exact for every block of an expert, bool `[E]` on the CPU.
+
+    `codes` uint8 `[E, N, K / 2]`, `scales` uint8 `[E, N, K / 32]`. One expert at a time, so that little memory is
+    taken; its codes are read only where scale bytes alone do not settle it, since groups of zeros count nothing.
+    """
+    lossless = torch.empty(len(scales), dtype=torch.bool)
+    for expert, bytes_of_expert in enumerate(scales):
+        wide = bytes_of_expert.to(torch.int32)
+        bound = _over_blocks(wide) + _over_blocks(-wide)
+        if (bound > LOSSLESS_SPAN).any():
+            bound = block_spans(codes[expert], bytes_of_expert)[1]
+        lossless[expert] = bool((bound <= LOSSLESS_SPAN).all())
+    return lossless

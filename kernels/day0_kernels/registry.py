@@ -1,9 +1,10 @@
 """Which backend computes an operator on a device: discovery, choice and refusal; it knows no operator's arithmetic.
 
 An operator is declared in the `spec.py` of a folder of this package (attribute `OPERATORS`). Every other module of
-the folder but `__init__` is a backend: it has a `BACKEND` and functions named after the operators it implements, and
-may have `refusal(operator, device, dtype, sizes) -> str | None`. An installed distribution adds backends by entry
-points of the group `day0.kernels`, each naming such a module. A backend is imported when it is first asked for.
+the folder whose name has no leading underscore is a backend: it has a `BACKEND` and functions named after the
+operators it implements, and may have `refusal(operator, device, dtype, sizes) -> str | None`. An installed distribution
+adds backends by entry points of the group `day0.kernels`, each naming such a module. A backend is imported when it is
+first asked for.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _sources(name: str) -> list[_Source]:
     folder = _folders()[name]
     sources = []
     for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)]):
-        if module.name != "spec":
+        if module.name != "spec" and not module.name.startswith("_"):
             path = f"day0_kernels.{folder}.{module.name}"
             sources.append(_Source(module.name, partial(importlib.import_module, path)))
     ours = {source.name for source in sources}

@@ -46,9 +46,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x [..., Din] @ weight [Dout, Din]^T (+ bias [Dout]) -> [..., Dout]`, row by row independent on a CPU."""
     if x.device.type != "cpu":
         return torch.nn.functional.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
+    # Every side is named: a definition without shared experts has them with no row at all, and -1 could be anything.
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     tiled = tiles(rows)
-    product = bmm(tiled, weight.t().expand(len(tiled), -1, -1)).view(-1, weight.shape[0])[: len(rows)]
+    product = bmm(tiled, weight.t().expand(len(tiled), -1, -1)).flatten(0, 1)[: len(rows)]
     if bias is not None:
         product = product + bias
     return product.reshape(*x.shape[:-1], weight.shape[0])

@@ -39,6 +39,8 @@ class Fill(Enum):
     MXFP4_CODES = "mxfp4_codes"
     MXFP4_WEIGHT_SCALES = "mxfp4_weight_scales"
     MXFP4_BLOCK_SCALES = "mxfp4_block_scales"
+    FP8_BITS = "fp8_bits"
+    FP8_BLOCK_SCALES = "fp8_block_scales"
     UNWRITTEN_BYTES = "unwritten_bytes"
 
 
@@ -128,7 +130,8 @@ class Operator:
     """What one entry function computes.
 
     `tensors` and then `scalars` are its parameters by name (`scalars` maps a name to its meaning), `outputs` what it
-    returns. `formula` is a line of text; the README beside the spec says the same at length.
+    returns. `formula` is a line of text; the README beside the spec says the same at length. `judged_as_called` names
+    float32 results that sum what was rounded to the dtype of the call: they have that dtype's tolerance.
     """
 
     name: str
@@ -138,6 +141,7 @@ class Operator:
     scalars: Mapping[str, str]
     cases: tuple[Case, ...]
     tolerance: Tolerance
+    judged_as_called: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in (*self.tensors, *self.outputs)] + list(self.scalars)

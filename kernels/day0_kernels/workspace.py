@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -19,6 +20,19 @@ class WorkspaceError(RuntimeError):
     """Scratch was asked for that was not declared, is larger than declared, or while another lease is open."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Scratch that no single operator declares, such as what one writes and another reads; `sizes` are the largest."""
+
+    scratch: tuple[ScratchSpec, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it takes in the arena."""
+        return sum(_scratch_bytes(spec, self.sizes) for spec in self.scratch)
+
+
 def _scratch_bytes(spec: ScratchSpec, sizes: Mapping[str, int]) -> int:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     needed = prod(shape_of(spec, sizes)) * dtype.itemsize
@@ -29,8 +43,9 @@ class Workspace:
     """One arena on one device, as large as the hungriest backend function at the largest sizes.
 
     Operators of one forward run one after the other, so their scratch shares the same bytes: what a lease finds in
-    its views is undefined. `sizes` are the largest dimension sizes by name. With `poison` every lease starts as NaN
-    (integers as their largest value), which a test uses to find reads before writes.
+    its views is undefined. `sizes` are the largest dimension sizes by name. `reserved` adds scratch under names of the
+    caller's own, each with its own sizes. With `poison` every lease starts as NaN (integers as their largest value),
+    which a test uses to find reads before writes.
     """
 
     def __init__(
@@ -39,12 +54,16 @@ class Workspace:
         resolved: Iterable[Resolved],
         sizes: Mapping[str, int],
         *,
+        reserved: Mapping[str, Reservation] | None = None,
         poison: bool = False,
     ) -> None:
-        self._declared = {found.operator.name: found.scratch for found in resolved}
-        self._largest = {
-            name: sum(_scratch_bytes(spec, sizes) for spec in specs) for name, specs in self._declared.items()
-        }
+        wanted = {found.operator.name: Reservation(found.scratch, sizes) for found in resolved}
+        for name, reservation in (reserved or {}).items():
+            if name in wanted:
+                raise WorkspaceError(f"{name} is an operator, scratch cannot be reserved under its name")
+            wanted[name] = reservation
+        self._declared = {name: reservation.scratch for name, reservation in wanted.items()}
+        self._largest = {name: reservation.size_bytes for name, reservation in wanted.items()}
         self.capacity_bytes = max(self._largest.values(), default=0)
         self.high_water_bytes = 0
         self._poison = poison
@@ -53,10 +72,10 @@ class Workspace:
 
     @contextmanager
     def lease(self, operator: str, sizes: Mapping[str, int]) -> Iterator[Mapping[str, Tensor]]:
-        """Named views of the arena for one call of `operator`, shaped for `sizes`; they die with the lease.
+        """Named views of the arena for one call of `operator`, or for a reserved name; they die with the lease.
 
-        Errors: WorkspaceError for an operator without declared scratch, for sizes beyond the declared ones (names the
-        bytes needed and reserved), and for a lease inside another.
+        The views have the shapes for `sizes`. Errors: WorkspaceError for a name without declared scratch, for sizes
+        beyond the declared ones (names the bytes needed and reserved), and for a lease inside another.
         """
         if operator not in self._declared:
             raise WorkspaceError(f"{operator} declared no scratch here, known are {sorted(self._declared)}")

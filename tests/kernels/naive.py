@@ -257,6 +257,20 @@ def mxfp4_expert_gemm(x: Tensor, codes: Tensor, scales: Tensor, expert_offsets: 
     return expert_gemm(x, torch.tensor(weight, dtype=torch.float64), expert_offsets)
 
 
+def fp8_expert_gemm(x: Tensor, weight: Tensor, block_scales: Tensor, expert_offsets: Tensor) -> Results:
+    def value(bits: int) -> float:
+        exponent, mantissa = bits >> 3 & 15, bits & 7
+        magnitude = math.ldexp(8 + mantissa, exponent - 10) if exponent else math.ldexp(mantissa, -9)
+        return -magnitude if bits >> 7 else magnitude
+
+    scales = block_scales.tolist()
+    values = [
+        [[value(bits) * scales[e][n // 128][k // 128] for k, bits in enumerate(row)] for n, row in enumerate(rows)]
+        for e, rows in enumerate(weight.tolist())
+    ]
+    return expert_gemm(x, torch.tensor(values, dtype=torch.float64), expert_offsets)
+
+
 def mxfp4_to_fp8(codes: Tensor, scales: Tensor, fp8: Tensor) -> Results:
     experts, rows, columns = fp8.shape
     blocks = (experts, -(-rows // 128), -(-columns // 128))
@@ -302,6 +316,7 @@ NAIVE: Mapping[str, Callable[..., Results]] = {
         hc_post,
         expert_gemm,
         mxfp4_expert_gemm,
+        fp8_expert_gemm,
         mxfp4_to_fp8,
     )
 }

@@ -179,7 +179,14 @@ def _check_neighbours(operator: Operator, backend: str, case: Case) -> None:
             assert same_bits(cache, whole[name]), f"{name} after {groups}"
 
 
-STEPPED = ("index_select_prefill", "sparse_mla_prefill", "gated_delta_prefill", "expert_gemm", "mxfp4_expert_gemm")
+STEPPED = (
+    "index_select_prefill",
+    "sparse_mla_prefill",
+    "gated_delta_prefill",
+    "expert_gemm",
+    "mxfp4_expert_gemm",
+    "fp8_expert_gemm",
+)
 
 
 @pytest.mark.parametrize("elements", [1, 7000])

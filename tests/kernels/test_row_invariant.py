@@ -41,6 +41,14 @@ def test_linear_keeps_leading_dimensions_and_takes_no_row() -> None:
     )
 
 
+def test_linear_of_no_feature() -> None:
+    """A definition with `n_shared_experts` 0 has products from and to nothing."""
+    x = _normal(3, 64)
+    nothing = row_invariant.linear(x, torch.zeros(0, 64))
+    assert nothing.shape == (3, 0)
+    assert same_bits(row_invariant.linear(nothing, torch.zeros(5, 0)), torch.zeros(3, 5))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("rows", "depth", "width"), [(1, 16, 16), (4, 32, 64), (32, 16, 64), (64, 128, 24), (16, 900, 64)]

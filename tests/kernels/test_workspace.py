@@ -7,7 +7,7 @@ import torch
 
 from day0_kernels.registry import Resolved, operator
 from day0_kernels.spec import ScratchSpec
-from day0_kernels.workspace import Workspace, WorkspaceError
+from day0_kernels.workspace import Reservation, Workspace, WorkspaceError
 
 SIZES = {"T": 100, "H": 4}
 
@@ -83,3 +83,23 @@ def test_no_scratch_needs_no_memory() -> None:
     assert workspace.capacity_bytes == 0
     with workspace.lease("kv_store", SIZES) as views:
         assert views == {}
+
+
+def test_reserved_scratch_shares_the_arena_under_its_own_sizes() -> None:
+    reserved = {"experts": Reservation((ScratchSpec("fp8", ("E", "T"), "uint8"),), {"E": 3, "T": 9000})}
+    workspace = Workspace("cpu", [SMALL], SIZES, reserved=reserved, poison=True)
+    assert workspace.capacity_bytes == 27136 == reserved["experts"].size_bytes
+    with workspace.lease("kv_store", SIZES) as views:
+        place = views["counts"].data_ptr()
+    with workspace.lease("experts", {"E": 2, "T": 9000}) as views:
+        assert views["fp8"].shape == (2, 9000) and views["fp8"].data_ptr() == place
+        assert bool((views["fp8"] == 255).all()), "0xFF is NaN in FP8"
+    assert workspace.high_water_bytes == 18176
+    with pytest.raises(WorkspaceError, match="experts needs 36096 bytes of scratch, 27136 are reserved for it"):
+        workspace.lease("experts", {"E": 4, "T": 9000}).__enter__()
+    with pytest.raises(WorkspaceError, match="kv_store is an operator"):
+        Workspace("cpu", [SMALL], SIZES, reserved={"kv_store": reserved["experts"]})
+
+
+def test_a_plan_on_no_device_has_the_capacity_of_the_real_one() -> None:
+    assert Workspace("meta", [SMALL, LARGE], SIZES).capacity_bytes == 1792 + 7424

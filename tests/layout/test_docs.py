@@ -79,7 +79,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_named_files_exist(page: Path) -> None:
-    roots = "protos|svc_common|kernels|router_svc|vision_svc|llm_svc|day0|tests|tools|benchmarks|docs"
+    roots = "protos|svc_common|kernels|router_svc|vision_svc|llm_svc|day0|tests|tools|benchmarks|training|docs"
     named = [
         place
         for code in code_of(page)

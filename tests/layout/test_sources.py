@@ -41,7 +41,7 @@ def written_sources() -> list[Path]:
     """Files a person wrote, relative to the repository."""
     found = [
         path.relative_to(ROOT)
-        for folder in (*PACKAGES, "tests", "tools", "benchmarks")
+        for folder in (*PACKAGES, "tests", "tools", "benchmarks", "training")
         for path in sorted((ROOT / folder).rglob("*.py"))
         if not generated(path)
     ]
@@ -50,7 +50,7 @@ def written_sources() -> list[Path]:
 
 
 def product_sources() -> list[Path]:
-    return [path for path in written_sources() if path.parts[0] not in ("tests", "tools", "benchmarks")]
+    return [path for path in written_sources() if path.parts[0] not in ("tests", "tools", "benchmarks", "training")]
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:

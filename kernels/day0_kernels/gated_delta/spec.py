@@ -60,6 +60,7 @@ OPERATORS = (
             _case("one_head", 66, H=1),
         ),
         tolerance=_TOLERANCE,
+        judged_as_called=("state",),
     ),
     Operator(
         name="gated_delta_decode",

@@ -25,7 +25,7 @@ def _attend(q: Tensor, latents: Tensor, slots: Tensor, softmax_scale: float, val
     count = slots.shape[1] // TILE_POSITIONS
     ignored = slots < 0
     keys = latents.index_select(0, slots.clamp(min=0).view(-1)).float()
-    keys = keys.masked_fill_(ignored.view(-1, 1), 0).view(rows * count, TILE_POSITIONS, width)
+    keys = keys.index_fill_(0, ignored.view(-1).nonzero().view(-1), 0).view(rows * count, TILE_POSITIONS, width)
     spread = q.float()[:, None].expand(rows, count, heads, width).reshape(rows * count, heads, width)
     logits = bmm(spread, keys.transpose(1, 2)).mul_(softmax_scale).view(rows, count, heads, TILE_POSITIONS)
     logits.masked_fill_(ignored.view(rows, count, 1, TILE_POSITIONS), -torch.inf)

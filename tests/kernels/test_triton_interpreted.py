@@ -1,0 +1,74 @@
+"""Triton backends judged by their references without a GPU, and the helpers they round with over every code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CHECKS = (
+    "proof:widening",
+    "proof:to_bfloat16",
+    "proof:to_e4m3",
+    "proof:codes_of_bytes",
+    "proof:words_under_shifts",
+    "hc_pre:one:bfloat16",
+    "hc_pre:no_token:bfloat16",
+    "hc_pre:four_streams:bfloat16",
+    "hc_pre:odd_width:float16",
+    "hc_pre:one_round:float32",
+    "hc_pre:many_parts:bfloat16",
+    "hc_post:tile_plus_1:float16",
+    "hc_post:no_token:bfloat16",
+    "hc_post:four_streams:bfloat16",
+    "hc_post:odd_width:float32",
+    "kv_store:packed:bfloat16",
+    "kv_store:some_padding:float16",
+    "kv_store:all_padding:float32",
+    "kv_store:no_token:bfloat16",
+    "kv_store:one_column:bfloat16",
+    "mxfp4_to_fp8:one_group:float32",
+    "mxfp4_to_fp8:odd_group_count:float32",
+    "mxfp4_to_fp8:both_edges:float32",
+    "mxfp4_to_fp8:no_expert:float32",
+    "mxfp4_expert_gemm:one_row:float16",
+    "mxfp4_expert_gemm:expert_without_token:bfloat16",
+    "mxfp4_expert_gemm:no_token:bfloat16",
+    "mxfp4_expert_gemm:odd_group_count:bfloat16",
+    "mxfp4_expert_gemm:whole_blocks:bfloat16",
+    "mxfp4_expert_gemm:full_tiles:bfloat16",
+    "mxfp4_expert_gemm:more_than_a_pass:bfloat16",
+    "neighbours:hc_pre:four_streams",
+    "neighbours:mxfp4_expert_gemm:expert_without_token",
+    "nan:mxfp4_to_fp8",
+    "nan:mxfp4_expert_gemm",
+    "outlier",
+    "extreme_scales",
+)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str | None]:
+    """What is wrong with each check, all made by one process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.triton_interpreted"],
+        input="\n".join(CHECKS),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+    )
+    assert done.returncode == 0, done.stderr
+    return {line["id"]: line["wrong"] for line in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_interpreted(check: str, results: dict[str, str | None]) -> None:
+    assert results[check] is None, results[check]
