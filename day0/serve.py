@@ -5,39 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from day0.stack import Stack
+from day0.startup_display import StartupDisplay
 
 
 @asynccontextmanager
 async def running(stack: Stack, console: Console) -> AsyncIterator[None]:
     """The stack's services started and ready, with a line of progress for each; ended on exit. Raises ServiceFailed."""
-    progress = Progress(
-        SpinnerColumn(finished_text="[green]✓"),
-        TextColumn("{task.description:<8}"),
-        TextColumn("{task.fields[state]}", style="dim"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    names = [process.plan.name for process in stack.processes]
-    lines = {name: progress.add_task(name, total=1, state="starting") for name in names}
-    began = time.monotonic()
-
-    def on_state(name: str, state: str) -> None:
-        progress.update(lines[name], state=state, completed=1 if state == "ready" else 0)
-        if not console.is_terminal:
-            console.print(f"{name}: {state} after {time.monotonic() - began:.1f} s", highlight=False)
-
-    stack.on_state = on_state
+    display = StartupDisplay(console, [process.plan.name for process in stack.processes])
+    stack.on_state = display.show_state
+    stack.on_progress = display.show_progress
     async with stack:
-        with progress:
+        with display:
             await stack.ready()
         yield
 

@@ -14,13 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from day0.plan import ServicePlan
-
-# Imports alone take seconds, so the first connections fail; look again soon.
-_RECONNECT = [
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
+from day0.startup_watch import QUICK_RECONNECT
 
 
 class ServiceFailed(RuntimeError):
@@ -77,7 +71,7 @@ class ServiceProcess:
 
     async def _serving(self) -> None:
         target = f"{self.plan.host}:{self.plan.health_port}"
-        async with grpc.aio.insecure_channel(target, options=_RECONNECT) as channel:
+        async with grpc.aio.insecure_channel(target, options=QUICK_RECONNECT) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest(service=self.plan.full_name)
             while True:

@@ -10,6 +10,8 @@ from types import TracebackType
 from day0.client import RouterClient
 from day0.plan import ServicePlan
 from day0.service_process import ServiceFailed, ServiceProcess
+from day0.startup_watch import watch_startup
+from protos.common.v1 import common_pb2
 from svc_common.errors import ServiceError
 
 # More than the services' own drain limit of 30 seconds.
@@ -20,12 +22,14 @@ _ROUTE_POLL_SECONDS = 0.1
 class Stack:
     """The service processes of one machine, as an async context manager.
 
-    `on_state(name, state)` hears about each service: starting, ready.
+    `on_state(name, state)` hears about each service: starting, ready. `on_progress(name, progress)` hears in between,
+    a few times a second, what a service that reads weights says of its start.
     """
 
     def __init__(self, plans: Sequence[ServicePlan], log_folder: Path, environ: Mapping[str, str]) -> None:
         self.processes = [ServiceProcess(plan, log_folder) for plan in plans]
         self.on_state: Callable[[str, str], None] = lambda name, state: None
+        self.on_progress: Callable[[str, common_pb2.StartupProgress], None] = lambda name, progress: None
         self._environ = environ
 
     @property
@@ -66,8 +70,16 @@ class Stack:
             await self._until_one_fails(self._routed(target))
 
     async def _ready_one(self, process: ServiceProcess) -> None:
-        await process.ready()
-        self.on_state(process.plan.name, "ready")
+        name = process.plan.name
+        watching = asyncio.ensure_future(watch_startup(process.plan, lambda told: self.on_progress(name, told)))
+        try:
+            await process.ready()
+        finally:
+            watching.cancel()
+            (outcome,) = await asyncio.gather(watching, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.on_state(name, "ready")
 
     @staticmethod
     async def _routed(target: str) -> None:

@@ -7,12 +7,13 @@ import os
 import sys
 
 from llm_svc.settings import LlmSettings
-from svc_common.logs import configure_logging
+from svc_common.logs import configure_logging, get_logger
+from svc_common.process_end import end_process
 from svc_common.settings import SettingsError, read_settings
 
 
 def main() -> int:
-    """Exit status: 0 after a drain, 1 when a port cannot be had or the model cannot be loaded, 2 for bad settings."""
+    """Exit status: 0 after a drain, 1 when loading or a port failed or the engine died, 2 for a bad setting."""
     try:
         settings = read_settings(LlmSettings, os.environ)
     except SettingsError as error:
@@ -20,16 +21,15 @@ def main() -> int:
         return 2
     configure_logging("llm", settings.log_format, settings.log_level)
     # After the settings were checked: torch and transformers take seconds to import.
-    from llm_svc.loading import LoadError
     from llm_svc.service import LanguageModelService
 
     try:
         asyncio.run(LanguageModelService(settings).run())
-    except (OSError, LoadError, ValueError) as error:
-        print(error, file=sys.stderr)
+    except Exception as error:
+        get_logger("day0.llm").error("the service failed: %s", error, exc_info=error)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +12,11 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 
 from llm_svc.adopt.families import Family
 from llm_svc.adopt.seams import EXPERTS_IMPLEMENTATION, adopted
-from llm_svc.formats.mxfp4 import (
-    FormatError,
-    FoundExperts,
-    PackedFormat,
-    check_compressed_tensors_config,
-    find_experts,
-    read_experts,
-)
+from llm_svc.formats.format_error import FormatError
+from llm_svc.formats.fp8 import find_scaled, refuse_stray_scales
+from llm_svc.formats.mxfp4 import FoundExperts, find_experts, read_experts
+from llm_svc.formats.quantization import check_quantization
+from llm_svc.rope_check import check_rope
 from llm_svc.streamed import stream_tensors
 from svc_common.checkpoint_errors import CheckpointError
 from svc_common.checkpoint_source import CheckpointSource
@@ -32,40 +30,64 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FoundWeights:
-    """What a checkpoint has for one service, known from its headers: no weight has been read yet."""
+    """What a checkpoint has for one service, known from its headers: no weight has been read yet.
+
+    `scaled` is FP8 weights to their scales. Both tiers widen them to their own dtype; a backend that keeps FP8 takes
+    such pairs out before `stream_tensors` does that, the way `build_native` keeps packed experts.
+    """
 
     stream: WeightStream
     packed: tuple[FoundExperts, ...]
+    scaled: Mapping[str, str]
 
     def resident_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the loaded weights: packed experts as they are, all else in `dtype`."""
+        """Bytes of the loaded weights: packed experts as they are, all else in `dtype`, scales of FP8 weights gone."""
         packed = {name for experts in self.packed for name in experts.names}
+        scales = set(self.scaled.values())
         return sum(
             span.size_bytes if name in packed else math.prod(span.shape) * dtype.itemsize
             for name, span in self.stream.spans.items()
+            if name not in scales
         )
 
 
 def find_native(source: CheckpointSource, config: PreTrainedConfig, family: Family) -> FoundWeights:
     """The weights of the native tier; what the family leaves to other services is not among them. Raises LoadError."""
-    try:
-        stream = source.weights(lambda name: not name.startswith(family.other_services))
-        found = tuple(find_experts(stream.spans))
-        _take_quantization(config, found)
-    except (CheckpointError, StoreError, FormatError) as error:
-        raise LoadError(f"{source.uri}: {error}") from error
-    return FoundWeights(stream, found)
+    return _find(source, config, lambda name: not name.startswith(family.other_services))
 
 
-def find_upstream(source: CheckpointSource) -> FoundWeights:
+def find_upstream(source: CheckpointSource, config: PreTrainedConfig) -> FoundWeights:
     """The weights of the upstream tier: all there are. Raises LoadError."""
+    found = _find(source, config, lambda _: True)
+    if found.packed:
+        raise LoadError("tier: upstream cannot run packed MXFP4 experts; use tier=native")
+    return found
+
+
+def _find(source: CheckpointSource, config: PreTrainedConfig, select: Callable[[str], bool]) -> FoundWeights:
+    """Checks what the config says of quantised weights and takes it out, so that upstream sees plain weights only."""
     try:
-        stream = source.weights()
-        if find_experts(stream.spans):
-            raise LoadError("tier: upstream cannot run packed MXFP4 experts; use tier=native")
-    except (CheckpointError, StoreError, FormatError) as error:
+        check_rope(config)
+        stream = source.weights(select)
+        scaled = find_scaled(stream.spans)
+        # DeepSeek's FP8 experts are called as its packed ones are.
+        packed = tuple(find_experts(stream.spans.keys() - scaled.keys() - set(scaled.values())))
+        known = {*scaled, *scaled.values(), *(name for experts in packed for name in experts.names)}
+        refuse_stray_scales(stream.spans, known)
+        check_quantization(_take_quantization(config), packed, scaled)
+    except (ValueError, CheckpointError, StoreError, FormatError) as error:
         raise LoadError(f"{source.uri}: {error}") from error
-    return FoundWeights(stream, ())
+    return FoundWeights(stream, packed, scaled)
+
+
+def _take_quantization(config: PreTrainedConfig) -> Mapping[str, Any] | None:
+    """What the config, or that of its text model, says of quantised weights; it says nothing of them afterwards."""
+    for part in (config, config.get_text_config()):
+        quantization: Mapping[str, Any] | None = getattr(part, "quantization_config", None)
+        if quantization is not None:
+            del part.quantization_config
+            return quantization
+    return None
 
 
 def build_native(
@@ -73,7 +95,7 @@ def build_native(
 ) -> Any:
     """The family's model with our classes in it; routed experts that are packed stay packed. Raises LoadError."""
     try:
-        tensors = stream_tensors(weights.stream, progress)
+        tensors = stream_tensors(weights.stream, progress, weights.scaled, dtype)
         packed = {name: tensors.pop(name) for experts in weights.packed for name in experts.names}
         classes = {**family.classes, **(family.packed_classes if weights.packed else {})}
         with adopted(classes, family.pretrained):
@@ -94,8 +116,9 @@ def build_native(
 def build_upstream(weights: FoundWeights, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress) -> Any:
     """The model that upstream's auto classes would load, untouched. Raises LoadError."""
     try:
-        return _construct(_upstream_class(config), config, stream_tensors(weights.stream, progress), dtype=dtype)
-    except (OSError, ValueError, CheckpointError, StoreError) as error:
+        tensors = stream_tensors(weights.stream, progress, weights.scaled, dtype)
+        return _construct(_upstream_class(config), config, tensors, dtype=dtype)
+    except (OSError, ValueError, CheckpointError, StoreError, FormatError) as error:
         raise LoadError(str(error)) from error
 
 
@@ -105,21 +128,6 @@ def _upstream_class(config: PreTrainedConfig) -> Any:
         if type(config) in auto._model_mapping:
             return auto._model_mapping[type(config)]
     raise LoadError(f"model_type {config.model_type!r}: transformers has no class that generates text from it")
-
-
-def _take_quantization(config: PreTrainedConfig, found: tuple[FoundExperts, ...]) -> None:
-    """Checks what the config says of packed experts and takes it out, so that upstream reads plain weights only."""
-    quantization = getattr(config, "quantization_config", None)
-    if quantization is None:
-        return
-    if not found:
-        raise LoadError(
-            f"quantization_config: quant_method is {quantization.get('quant_method')!r}; of quantised checkpoints only "
-            "those with packed MXFP4 experts are served"
-        )
-    if any(experts.format is PackedFormat.COMPRESSED_TENSORS for experts in found):
-        check_compressed_tensors_config(quantization)
-    del config.quantization_config
 
 
 def _packed_module(model: Any, experts: FoundExperts, family: Family) -> Any:

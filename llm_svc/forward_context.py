@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from llm_svc.adopt.operators import Operators
+from llm_svc.adopt.packed_product import PackedProduct
 from llm_svc.cache.storage import LayerCache
 
 
@@ -25,6 +26,7 @@ class ForwardContext:
     """
 
     operators: Operators
+    packed_product: PackedProduct
     layers: tuple[LayerCache, ...]
     block_size: int
     delta_chunk_tokens: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from llm_svc.build import LoadError, build_native, build_upstream, find_native, 
 from llm_svc.cache.block_pool import BlockPool
 from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
-from llm_svc.memory_check import check_memory
+from llm_svc.expert_memory import plan_experts
+from llm_svc.expert_setup import arena, prepare_experts
+from llm_svc.memory_check import MemoryNeed, check_memory
 from llm_svc.model_runner import ModelFacts, Runner
 from llm_svc.native_runner import NativeModel, NativeRunner
 from llm_svc.scheduler import Scheduler, SchedulerLimits
@@ -73,7 +75,7 @@ def _load_native(
     text_config = config.get_text_config()
     family.check(text_config, settings.block_size)
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
-    operators, backends = resolve_operators(device, dtype)
+    operators, resolved = resolve_operators(device, dtype)
     scheduler = _native_scheduler(settings)
     allocate = partial(
         family.allocate_layers,
@@ -85,19 +87,39 @@ def _load_native(
         dtype=dtype,
     )
     weights = find_native(source, config, family)
-    check_memory(settings, weights.resident_bytes(dtype), layer_bytes(allocate(device=torch.device("meta"))))
+    plan = None
+    if weights.packed:
+        plan = plan_experts(settings, family.expert_shape(text_config), len(weights.packed))
+    else:
+        _refuse_host_residency(settings)
+    nowhere = torch.device("meta")
+    need = MemoryNeed(
+        weight_bytes=weights.resident_bytes(dtype),
+        cache_bytes=layer_bytes(allocate(device=nowhere)),
+        workspace_bytes=arena(nowhere, resolved, settings, plan).capacity_bytes,
+        slot_bytes=plan.slot_bytes if plan else 0,
+    )
+    check_memory(settings, need)
     model = build_native(weights, config, family, dtype, progress)
     layers = allocate(device=device)
     language_model, lm_head = family.parts(model)
     _set_threads(model, settings)
     bind_linears(language_model)
     bind_linears(lm_head)
-    facts = _facts(config, model, "native", settings, backends, layer_bytes(layers))
+    experts = prepare_experts(language_model, plan, operators, resolved, settings, device=device, dtype=dtype)
+    facts = replace(
+        _facts(config, model, "native", settings, layer_bytes(layers)),
+        operator_backends={found.operator.name: found.backend for found in resolved},
+        experts_residency=settings.experts_residency,
+        experts_convert_tokens=experts.product.convert_tokens,
+    )
     native = NativeModel(
         language_model=language_model,
         lm_head=lm_head,
         layer_types=frozenset(text_config.layer_types),
         operators=operators,
+        packed_product=experts.product,
+        workspace=experts.workspace,
         layers=layers,
         block_size=settings.block_size,
         device=device,
@@ -125,11 +147,12 @@ def _load_upstream(
 ) -> LoadedModel:
     """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
     dtype = getattr(torch, settings.dtype)
-    weights = find_upstream(source)
-    check_memory(settings, weights.resident_bytes(dtype), 0)
+    weights = find_upstream(source, config)
+    _refuse_host_residency(settings)
+    check_memory(settings, MemoryNeed(weights.resident_bytes(dtype)))
     model = build_upstream(weights, config, dtype, progress)
     _set_threads(model, settings)
-    facts = _facts(config, model, "upstream", settings, {}, 0)
+    facts = _facts(config, model, "upstream", settings, 0)
     context = facts.context_tokens
     limits = SchedulerLimits(
         max_batch_tokens=context + 1, prefill_chunk_tokens=0, max_running_sequences=1, prefix_cache=False
@@ -139,20 +162,18 @@ def _load_upstream(
     return LoadedModel(UpstreamRunner(model, facts, torch.device(settings.device)), scheduler, facts)
 
 
+def _refuse_host_residency(settings: LlmSettings) -> None:
+    if settings.experts_residency == "host":
+        raise LoadError("experts_residency: host is for MXFP4 experts of the native tier, there are none; use device")
+
+
 def _set_threads(model: nn.Module, settings: LlmSettings) -> None:
     widest = max((m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)), default=0)
     if threads := product_threads(settings.threads, widest):
         torch.set_num_threads(threads)
 
 
-def _facts(
-    config: PreTrainedConfig,
-    model: Any,
-    tier: str,
-    settings: LlmSettings,
-    backends: dict[str, str],
-    cache_bytes: int,
-) -> ModelFacts:
+def _facts(config: PreTrainedConfig, model: Any, tier: str, settings: LlmSettings, cache_bytes: int) -> ModelFacts:
     text_config = config.get_text_config()
     context = int(text_config.max_position_embeddings)
     if settings.max_context_tokens:
@@ -166,6 +187,6 @@ def _facts(
         dtype=settings.dtype,
         visual_hidden=int(text_config.hidden_size) if takes_images else 0,
         image_token_id=getattr(config, "image_token_id", None),
-        operator_backends=backends,
+        operator_backends={},
         cache_bytes=cache_bytes,
     )

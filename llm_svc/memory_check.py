@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -15,20 +16,43 @@ _log = get_logger("day0.memory")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(settings: LlmSettings, weight_bytes: int, cache_bytes: int) -> None:
-    """Compares weights, caches and the loading budget with what is available; raises LoadError with the settings."""
-    # While weights are read their budget is held beside those already there; the caches come after it has gone.
-    needed = weight_bytes + max(cache_bytes, min(settings.load_budget_bytes, weight_bytes))
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes a model takes: weights as they are held, caches, scratch of the operators, device slots of experts."""
+
+    weight_bytes: int
+    cache_bytes: int = 0
+    workspace_bytes: int = 0
+    slot_bytes: int = 0
+
+
+def check_memory(settings: LlmSettings, need: MemoryNeed) -> None:
+    """Compares what is needed, the loading budget included, with what is available; raises LoadError with settings.
+
+    On a CPU host and device memory are one: experts in host memory and their slots are both counted.
+    """
+    # While weights are read their budget is held beside those already there; all else comes after it has gone.
+    later = need.cache_bytes + need.workspace_bytes + need.slot_bytes
+    needed = need.weight_bytes + max(later, min(settings.load_budget_bytes, need.weight_bytes))
     available = settings.max_memory_bytes or available_bytes()
-    sizes = {"weight_bytes": weight_bytes, "cache_bytes": cache_bytes, "available_bytes": available}
     if needed > available:
+        workspace = slots = ""
+        if need.workspace_bytes:
+            workspace = (
+                f", workspace {_gib(need.workspace_bytes)} "
+                f"(experts_workspace_bytes {settings.experts_workspace_bytes}, "
+                f"experts_convert_tokens {settings.experts_convert_tokens})"
+            )
+        if need.slot_bytes:
+            slots = f", expert slots {_gib(need.slot_bytes)} (experts_device_slots {settings.experts_device_slots})"
         raise LoadError(
-            f"memory: weights take {_gib(weight_bytes)} in {settings.dtype}, caches {_gib(cache_bytes)} "
+            f"memory: weights take {_gib(need.weight_bytes)} in {settings.dtype}, caches {_gib(need.cache_bytes)} "
             f"(cache_tokens {settings.cache_tokens}, max_running_sequences {settings.max_running_sequences}, "
-            f"max_snapshots {settings.max_snapshots}), {_gib(needed)} at the peak with load_budget_bytes "
-            f"{settings.load_budget_bytes}; {_gib(available)} are available. Lower those, or use a smaller dtype"
+            f"max_snapshots {settings.max_snapshots}){workspace}{slots}, {_gib(needed)} at the peak with "
+            f"load_budget_bytes {settings.load_budget_bytes}; {_gib(available)} are available. Lower those, or use a "
+            "smaller dtype"
         )
-    _log.info("memory is enough", extra=sizes)
+    _log.info("memory is enough", extra={**asdict(need), "available_bytes": available})
 
 
 def available_bytes() -> int:

@@ -7,7 +7,9 @@ from typing import Protocol
 
 import torch
 
+from day0_kernels.workspace import Workspace
 from llm_svc.core import Batch, Sequence
+from llm_svc.expert_residency import ExpertCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,8 @@ class ModelFacts:
 
     `context_tokens` bounds prompt and answer together; `visual_hidden` is the width of a visual token, 0 where images
     cannot be used; `image_token_id` is the placeholder's id, None where there is none; `operator_backends` names the
-    backend of each operator (empty in the upstream tier).
+    backend of each operator (empty in the upstream tier). `experts_residency` is "device" or "host";
+    `experts_convert_tokens` is the tokens of a forward from which MXFP4 experts are converted to FP8, 0 for never.
     """
 
     architecture: str
@@ -28,12 +31,16 @@ class ModelFacts:
     image_token_id: int | None
     operator_backends: dict[str, str]
     cache_bytes: int
+    experts_residency: str = "device"
+    experts_convert_tokens: int = 0
 
 
 class Runner(Protocol):
-    """Runs the forward of a batch."""
+    """Runs the forward of a batch. `workspace` is the arena of its scratch, None where it needs none."""
 
     facts: ModelFacts
+    workspace: Workspace | None
+    expert_counts: ExpertCounts
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits float32 [number of `batch.sampled`, vocab_size], in their order."""

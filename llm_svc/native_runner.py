@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from day0_kernels.workspace import Workspace
 from llm_svc.adopt.operators import Operators
+from llm_svc.adopt.packed_product import PackedProduct
 from llm_svc.cache.storage import LayerCache, RecurrentLayerCache
 from llm_svc.core import Batch, Sequence
 from llm_svc.embeddings import batch_embeddings
+from llm_svc.expert_residency import ExpertCounts
 from llm_svc.forward_context import ForwardContext, forward_context
 from llm_svc.model_runner import ModelFacts
 
@@ -22,13 +25,16 @@ class NativeModel:
     """An adopted definition and what it runs on.
 
     `language_model` maps embeddings [1, T, hidden] to hidden states, `lm_head` those to logits; `layer_types` are the
-    names under which upstream wants its masks (we mask nothing: the operators know each token's place).
+    names under which upstream wants its masks (we mask nothing: the operators know each token's place). `workspace` is
+    the arena of all scratch, None where nothing needs any.
     """
 
     language_model: Any
     lm_head: Any
     layer_types: frozenset[str]
     operators: Operators
+    packed_product: PackedProduct
+    workspace: Workspace | None
     layers: tuple[LayerCache, ...]
     block_size: int
     device: torch.device
@@ -39,6 +45,8 @@ class NativeRunner:
 
     def __init__(self, model: NativeModel, facts: ModelFacts) -> None:
         self.facts = facts
+        self.workspace = model.workspace
+        self.expert_counts: ExpertCounts = model.packed_product.counts
         self._model = model
         self._recurrent = [cache for cache in model.layers if isinstance(cache, RecurrentLayerCache)]
         self._delta_chunk = min(DELTA_CHUNK_TOKENS, model.block_size)
@@ -113,6 +121,7 @@ class NativeRunner:
 
         return ForwardContext(
             operators=model.operators,
+            packed_product=model.packed_product,
             layers=model.layers,
             block_size=size,
             delta_chunk_tokens=self._delta_chunk,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from llm_svc.core import FinishReason, Prompt, Sequence
+from llm_svc.expert_residency import ExpertCounts
 from llm_svc.scheduler import Scheduler
 from svc_common.metrics import EngineMetrics
 
@@ -12,10 +13,11 @@ from svc_common.metrics import EngineMetrics
 class EngineObserver:
     """Called by the engine's thread at each event; times are on the monotonic clock, in seconds."""
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    def __init__(self, metrics: EngineMetrics, experts: ExpertCounts | None = None) -> None:
         self._metrics = metrics
+        self._experts = experts or ExpertCounts()
         self._last_token_time: dict[int, float] = {}
-        self._reported = [0, 0, 0]
+        self._reported = [0] * 8
 
     def arrival(self, prompt: Prompt) -> None:
         """A request was queued."""
@@ -62,8 +64,27 @@ class EngineObserver:
         metrics.num_requests_running.set(len(scheduler.running))
         metrics.kv_cache_usage_ratio.set(1 - blocks.free / blocks.num_blocks)
         metrics.state_slots_used.set(slots.num_slots - slots.free)
-        totals = [counters.prefix_queries_tokens, counters.prefix_hits_tokens, counters.preemptions]
-        series = (metrics.prefix_cache_queries_total, metrics.prefix_cache_hits_total, metrics.num_preemptions_total)
+        experts = self._experts
+        totals = [
+            counters.prefix_queries_tokens,
+            counters.prefix_hits_tokens,
+            counters.preemptions,
+            experts.hits,
+            experts.misses,
+            experts.copied_bytes,
+            experts.converted,
+            experts.kept_mxfp4,
+        ]
+        series = (
+            metrics.prefix_cache_queries_total,
+            metrics.prefix_cache_hits_total,
+            metrics.num_preemptions_total,
+            metrics.expert_slot_hits_total,
+            metrics.expert_slot_misses_total,
+            metrics.expert_copied_bytes_total,
+            metrics.experts_converted_total,
+            metrics.experts_kept_mxfp4_total,
+        )
         for counter, total, reported in zip(series, totals, self._reported, strict=True):
             counter.inc(total - reported)
         self._reported = totals

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from day0_kernels.workspace import Workspace
 from llm_svc.core import ImageInput, ImageSpan, Prompt, PromptTokens, Request, VisualTokens
 from llm_svc.engine import Engine
 from llm_svc.output import Event, FailureEvent, FinishEvent, OutputChannel, TokenEvent, UsageEvent
@@ -17,6 +18,7 @@ from llm_svc.wire import RequestReader, write_accepted, write_delta, write_finis
 from protos.common.v1 import common_pb2
 from protos.llm.v1 import llm_pb2, llm_pb2_grpc
 from svc_common.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable, to_service_error
+from svc_common.startup import Startup
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,6 +32,7 @@ class Served:
         reader: RequestReader,
         visual: VisualStore | None,
         info: common_pb2.ModelInfo,
+        workspace: Workspace | None,
         token_bytes: Callable[[int], bytes],
         image_token_id: int | None,
         max_running_sequences: int,
@@ -37,17 +40,29 @@ class Served:
         self.engine = engine
         self.reader = reader
         self.visual = visual
-        self.info = info
+        self._info = info
+        self._workspace = workspace
         self.token_bytes = token_bytes
         self.image_token_id = image_token_id
         self.max_running_sequences = max_running_sequences
 
+    @property
+    def info(self) -> common_pb2.ModelInfo:
+        """The model as it is now: what the workspace has held grows while it serves."""
+        info = common_pb2.ModelInfo()
+        info.CopyFrom(self._info)
+        if self._workspace is not None:
+            info.workspace_bytes = self._workspace.capacity_bytes
+            info.workspace_high_water_bytes = self._workspace.high_water_bytes
+        return info
+
 
 class LanguageServicer(llm_pb2_grpc.LanguageServiceServicer):
-    """Generate, GetModelInfo, GetLoad."""
+    """Generate, GetModelInfo, GetLoad; the first and the last are UNAVAILABLE until there is `served`."""
 
-    def __init__(self, *, max_open_requests: int, output_buffer_tokens: int) -> None:
+    def __init__(self, startup: Startup, *, max_open_requests: int, output_buffer_tokens: int) -> None:
         self.served: Served | None = None
+        self._startup = startup
         self.open_streams = 0
         self._max_open_requests = max_open_requests
         self._output_buffer_tokens = output_buffer_tokens
@@ -81,8 +96,9 @@ class LanguageServicer(llm_pb2_grpc.LanguageServiceServicer):
     async def GetModelInfo(
         self, request: llm_pb2.GetModelInfoRequest, context: Context
     ) -> llm_pb2.GetModelInfoResponse:
-        """What is served and how; UNAVAILABLE while loading."""
-        return llm_pb2.GetModelInfoResponse(info=self._ready().info)
+        """How far the start has come and, once it is over, what is served and how."""
+        info = None if self.served is None else self._ready().info
+        return llm_pb2.GetModelInfoResponse(info=info, startup=self._startup.snapshot())
 
     async def GetLoad(self, request: llm_pb2.GetLoadRequest, context: Context) -> llm_pb2.GetLoadResponse:
         """The engine's counters as of its last step; UNAVAILABLE while loading."""
@@ -103,7 +119,7 @@ class LanguageServicer(llm_pb2_grpc.LanguageServiceServicer):
 
     def _ready(self) -> Served:
         if self.served is None:
-            raise Unavailable("the model is loading", reason="LOADING")
+            raise self._startup.unavailable("the language service")
         if not self.served.engine.alive:
             raise Unavailable("the engine has stopped", reason="ENGINE_DEAD")
         return self.served

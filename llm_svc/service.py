@@ -34,6 +34,7 @@ from svc_common.health import Health, StepAge
 from svc_common.logs import get_logger
 from svc_common.metrics import EngineMetrics
 from svc_common.server import GrpcServer
+from svc_common.startup import Startup
 from svc_common.store_errors import StoreError
 from svc_common.versions import versions_of
 
@@ -47,7 +48,9 @@ class LanguageModelService:
 
     def __init__(self, settings: LlmSettings) -> None:
         self._settings = settings
+        self.startup = Startup()
         self.metrics = EngineMetrics()
+        self.metrics.follow(self.startup)
         self.health = Health(settings.host, settings.health_port)
         self.server = GrpcServer(settings, self.health, name="llm")
         self.metrics_port = 0
@@ -55,7 +58,9 @@ class LanguageModelService:
         self._prompts: PromptBuilder | None = None
         self._vision: grpc.aio.Channel | None = None
         self.servicer = LanguageServicer(
-            max_open_requests=settings.max_open_requests, output_buffer_tokens=settings.output_buffer_tokens
+            self.startup,
+            max_open_requests=settings.max_open_requests,
+            output_buffer_tokens=settings.output_buffer_tokens,
         )
         self.server.add(llm_pb2_grpc.add_LanguageServiceServicer_to_server, self.servicer, SERVICE_NAME)
         self.health.set_liveness(self._alive)
@@ -71,12 +76,13 @@ class LanguageModelService:
         try:
             await self._load()
         except Exception:
-            self.metrics.set_startup_stage("failed")
+            self.startup.fail()
             raise
 
     async def _load(self) -> None:
-        self.metrics.set_startup_stage("resolving")
-        source = await run_in_daemon_thread(lambda: open_source(self._settings), name="resolve")
+        source = await run_in_daemon_thread(
+            lambda: open_source(self._settings, on_listed=lambda: self.startup.enter("manifest")), name="resolve"
+        )
         try:
             await self._load_from(source)
         finally:
@@ -84,16 +90,15 @@ class LanguageModelService:
 
     async def _load_from(self, source: CheckpointSource) -> None:
         settings = self._settings
-        self.metrics.set_startup_stage("loading")
-        model = await run_in_daemon_thread(lambda: load_model(settings, source, self._show_progress), name="load")
-        self.metrics.set_startup_stage("warming_up")
+        model = await run_in_daemon_thread(lambda: load_model(settings, source, self.startup.show_bytes), name="load")
+        self.startup.enter("warm_up")
         await run_in_daemon_thread(lambda: warm_up(model), name="warm-up")
         self._prompts = await run_in_daemon_thread(
             lambda: PromptBuilder.from_checkpoint(source.folder, template_seconds=settings.template_seconds),
             name="tokenizer",
         )
         self.servicer.served = self._serve(model, self._prompts, source)
-        self.metrics.set_startup_stage("ready")
+        self.startup.enter("ready")
         self.health.set_serving(SERVICE_NAME, True)
         _log.info("ready", extra={"model": self.servicer.served.info.model, "tier": model.facts.tier})
 
@@ -116,10 +121,6 @@ class LanguageModelService:
         await self.server.drain()
         await self._close()
 
-    def _show_progress(self, done_bytes: int, expected_bytes: int) -> None:
-        self.metrics.weight_load_expected_bytes.set(expected_bytes)
-        self.metrics.weight_load_bytes.set(done_bytes)
-
     def _alive(self) -> bool:
         served = self.servicer.served
         engine_alive = served is None or served.engine.alive
@@ -136,11 +137,15 @@ class LanguageModelService:
             sampler=Sampler(model.facts.vocab_size),
             make_detokenizer=lambda: Detokenizer(spellings),
             end_token_ids=end_token_ids,
-            observer=EngineObserver(self.metrics),
+            observer=EngineObserver(self.metrics, model.runner.expert_counts),
             step_age=self._step_age,
             wake=_waker(asyncio.get_running_loop()),
         )
         info = _model_info(settings, model, source)
+        workspace = model.runner.workspace
+        if workspace is not None:
+            self.metrics.workspace_bytes.set_function(lambda: workspace.capacity_bytes)
+            self.metrics.workspace_high_water_bytes.set_function(lambda: workspace.high_water_bytes)
         reader = RequestReader(
             _limits(settings),
             GenerationDefaults.from_checkpoint(path),
@@ -165,12 +170,14 @@ class LanguageModelService:
             reader=reader,
             visual=visual,
             info=info,
+            workspace=workspace,
             token_bytes=spellings.token_bytes,
             image_token_id=model.facts.image_token_id,
             max_running_sequences=model.scheduler.limits.max_running_sequences,
         )
 
     async def _close(self) -> None:
+        self.startup.stop()
         if self.servicer.served is not None:
             await asyncio.to_thread(self.servicer.served.engine.stop)
         if self._vision is not None:
@@ -206,11 +213,14 @@ def _limits(settings: LlmSettings) -> RequestLimits:
     )
 
 
-def open_source(settings: LlmSettings) -> CheckpointSource:
-    """The checkpoint that the settings name; raises LoadError."""
+def open_source(settings: LlmSettings, *, on_listed: Callable[[], object] = lambda: None) -> CheckpointSource:
+    """The checkpoint that the settings name; raises LoadError. See CheckpointSource for `on_listed`."""
     try:
         return CheckpointSource(
-            settings.model, require_manifest=settings.require_manifest, budget_bytes=settings.load_budget_bytes
+            settings.model,
+            require_manifest=settings.require_manifest,
+            budget_bytes=settings.load_budget_bytes,
+            on_listed=on_listed,
         )
     except (CheckpointError, StoreError) as error:
         raise LoadError(f"model: {error}") from error
@@ -229,4 +239,6 @@ def _model_info(settings: LlmSettings, model: LoadedModel, source: CheckpointSou
         checkpoint_digest=source.digest,
         versions=versions_of("day0", "torch", "transformers"),
         visual_hidden=facts.visual_hidden,
+        experts_residency=facts.experts_residency,
+        experts_convert_tokens=facts.experts_convert_tokens,
     )

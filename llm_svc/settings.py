@@ -33,6 +33,19 @@ class LlmSettings(ServiceSettings):
     threads: int = Field(0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size.")
     vision_target: str = Field("", description="gRPC target of the vision service; empty serves text only.")
 
+    experts_residency: Literal["device", "host"] = Field(
+        "device", description="Where MXFP4 experts live; host keeps the active ones of each layer in device slots."
+    )
+    experts_device_slots: int = Field(
+        32, ge=1, description="Experts of a layer on the device where experts_residency is host."
+    )
+    experts_convert_tokens: int = Field(
+        -1, ge=-1, description="Tokens of a forward from which MXFP4 experts go through FP8; 0: never, -1: measured."
+    )
+    experts_workspace_bytes: int = Field(
+        1024 * 1024 * 1024, ge=1, description="FP8 scratch at most; experts are converted in groups that fit."
+    )
+
     block_size: int = Field(64, ge=1, le=4096, description="Tokens in a cache block.")
     cache_tokens: int = Field(65536, ge=1, description="Tokens that all cache blocks hold together.")
     max_snapshots: int = Field(64, ge=0, le=65536, description="Recurrent states kept for prefix reuse.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from llm_svc.formats.fp8 import dequantize
 from svc_common.checkpoint_errors import CheckpointError
 from svc_common.weight_stream import Progress, StreamedTensor, WeightStream
 
@@ -43,10 +45,31 @@ class HeldTensor:
         return self._shape
 
 
-def stream_tensors(stream: WeightStream, progress: Progress) -> dict[str, HeldTensor]:
-    """Every tensor by name, on the CPU, after its bytes were found right. Raises CheckpointError and StoreError."""
+def stream_tensors(
+    stream: WeightStream, progress: Progress, scaled: Mapping[str, str], dtype: torch.dtype
+) -> dict[str, HeldTensor]:
+    """Every tensor by name, on the CPU, after its bytes were found right; FP8 weights as `dtype`, without their scales.
+
+    `scaled` is FP8 weights to their scales. What comes first of such a pair waits as it is for the other, in no more
+    memory than its values will take. Raises CheckpointError, StoreError and FormatError.
+    """
     progress(0, stream.expected_bytes)
-    return {streamed.name: HeldTensor(_as_tensor(streamed)) for streamed in stream.tensors(progress)}
+    pairs = {name: (weight, scale) for weight, scale in scaled.items() for name in (weight, scale)}
+    held: dict[str, HeldTensor] = {}
+    waiting: dict[str, torch.Tensor] = {}
+    for streamed in stream.tensors(progress, _allocate):
+        tensor = _as_tensor(streamed)
+        pair = pairs.get(streamed.name)
+        if pair is None:
+            held[streamed.name] = HeldTensor(tensor)
+            continue
+        waiting[streamed.name] = tensor
+        del tensor
+        if waiting.keys() >= set(pair):
+            weight, scale = pair
+            held[weight] = HeldTensor(dequantize(pair, waiting.pop(weight), waiting.pop(scale), dtype))
+    assert not waiting, f"the stream lacks the other half of {sorted(waiting)}"
+    return held
 
 
 def _as_tensor(streamed: StreamedTensor) -> torch.Tensor:
@@ -55,5 +78,9 @@ def _as_tensor(streamed: StreamedTensor) -> torch.Tensor:
         raise CheckpointError(streamed.file, f"dtype {streamed.dtype} is none we know", streamed.name)
     if not streamed.buffer:
         return torch.empty(streamed.shape, dtype=dtype)
-    # A copy, because torch aligns its own memory for vector loads and a buffer of Python is not.
-    return torch.frombuffer(streamed.buffer, dtype=dtype).clone().view(streamed.shape)
+    return torch.frombuffer(streamed.buffer, dtype=dtype).view(streamed.shape)
+
+
+def _allocate(size_bytes: int) -> memoryview:
+    """torch's own memory, which it aligns for vector loads; a buffer of Python would have to be copied."""
+    return torch.empty(size_bytes, dtype=torch.uint8).numpy().data

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from day0_kernels.workspace import Workspace
 from llm_svc.core import Batch, Sequence
 from llm_svc.embeddings import batch_embeddings
+from llm_svc.expert_residency import ExpertCounts
 from llm_svc.model_runner import ModelFacts
 
 
@@ -17,6 +19,8 @@ class UpstreamRunner:
 
     def __init__(self, model: Any, facts: ModelFacts, device: torch.device) -> None:
         self.facts = facts
+        self.workspace: Workspace | None = None
+        self.expert_counts = ExpertCounts()
         self._model = model
         self._device = device
         self._cache: Any = None

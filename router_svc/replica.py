@@ -1,7 +1,8 @@
 """One language service at one address: whether it is ready, what it serves, how busy it is; knows no request.
 
-Readiness is judged by the service's own answers on its gRPC port (GetModelInfo and GetLoad): one that loads or drains
-answers UNAVAILABLE. The health service has a port of its own, which a target does not name.
+Readiness is judged by the service's own answers on its gRPC port: one that starts or drains answers GetLoad with
+UNAVAILABLE, and GetModelInfo of one that starts has no model in it. The health service has a port of its own, which a
+target does not name.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from svc_common.channel import open_channel
 from svc_common.logs import get_logger
 
 _log = get_logger(__name__)
+
+
+class _NotReady(Exception):
+    """The service answers and has no model yet; the message says how far it is."""
 
 
 class Replica:
@@ -100,6 +105,8 @@ class Replica:
             self.stub.GetModelInfo(llm_pb2.GetModelInfoRequest(), timeout=timeout),
             self.stub.GetLoad(llm_pb2.GetLoadRequest(), timeout=timeout),
         )
+        if not info.info.model:
+            raise _NotReady(f"GetModelInfo has no model yet, startup stage {info.startup.stage or 'not told'}")
         self.info, self._load, self._in_flight_at_probe = info.info, load, started_with
         if not self.ready:
             _log.info("replica is ready", extra={"replica": self.name, "model": self.info.model})
@@ -108,6 +115,9 @@ class Replica:
 
     async def _judge(self, error: Exception) -> None:
         """What a failed probe means: a busy service may be late a few times, anything else ends readiness."""
+        if isinstance(error, _NotReady):
+            self._mark_down(str(error))
+            return
         if not isinstance(error, grpc.aio.AioRpcError):
             # Our own fault; the watch goes on all the same, or the replica would be frozen in its last state.
             _log.error("probe failed unexpectedly", exc_info=error, extra={"replica": self.name})

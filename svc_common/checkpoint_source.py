@@ -26,16 +26,25 @@ class CheckpointSource:
     """Opening one lists the files, reads the manifest where there is one, and fetches the small files.
 
     `folder` holds them: the folder itself where the checkpoint is on this machine, else a temporary one that `close`
-    removes. Small files are checked against the manifest too. Raises CheckpointError and StoreError.
+    removes. Small files are checked against the manifest too. `on_listed` is called between listing and reading.
+    Raises CheckpointError and StoreError.
     """
 
-    def __init__(self, uri: str, *, require_manifest: bool = False, budget_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        *,
+        require_manifest: bool = False,
+        budget_bytes: int | None = None,
+        on_listed: Callable[[], object] = lambda: None,
+    ) -> None:
         self.uri = uri
         self._limits = ReadLimits() if budget_bytes is None else ReadLimits(budget_bytes)
         self._store = ObjectStore(uri)
         self._listed = {file.name: file for file in self._store.list()}
         if CONFIG_NAME not in self._listed:
             raise CheckpointError(CONFIG_NAME, f"is not in {uri}")
+        on_listed()
         self.manifest: Manifest | None = None
         if require_manifest or MANIFEST_NAME in self._listed:
             self.manifest = read_manifest(self._store, self._listed)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from svc_common.startup import STAGES, Startup
 
 PREFIX = "day0_"
 
 # Seconds: from a token on a fast card to a long prefill on a CPU.
 _SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
-STARTUP_STAGES = ("starting", "resolving", "loading", "warming_up", "ready", "failed")
 
 
 class Metrics:
@@ -60,20 +62,41 @@ class Metrics:
 
 
 class LoadingMetrics(Metrics):
-    """What a service that loads weights shows from its first second."""
+    """What a service that loads weights shows from its first second; `follow` says of which start."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight_load_bytes = self.gauge("weight_load_bytes", "Bytes of weights read so far.")
-        self.weight_load_expected_bytes = self.gauge("weight_load_expected_bytes", "Bytes of weights to read in all.")
+        self.weight_load_expected_bytes = self.gauge(
+            "weight_load_expected_bytes", "Bytes of weights to read in all; 0 until the headers are known."
+        )
+        self.weight_load_bytes_per_second = self.gauge(
+            "weight_load_bytes_per_second", "Rate of the last seconds; 0 outside the load stage."
+        )
+        self.startup_seconds_left = self.gauge(
+            "startup_seconds_left", "Seconds until all weights are read at this rate; NaN while it cannot be told."
+        )
+        self.startup_seconds_left.set(math.nan)
         self.startup_stage = self.gauge("startup_stage", "1 for the stage the service is in, else 0.", ["stage"])
-        self.set_startup_stage("starting")
+        for stage in STAGES:
+            self.startup_stage.labels(stage=stage)
 
-    def set_startup_stage(self, stage: str) -> None:
-        """Enters one of STARTUP_STAGES."""
-        assert stage in STARTUP_STAGES, stage
-        for each in STARTUP_STAGES:
-            self.startup_stage.labels(stage=each).set(each == stage)
+    def follow(self, startup: Startup) -> None:
+        """From now on every scrape reads this start."""
+
+        def seconds_left() -> float:
+            progress = startup.snapshot()
+            return progress.seconds_left if progress.HasField("seconds_left") else math.nan
+
+        def is_in(stage: str) -> float:
+            return float(startup.stage == stage)
+
+        self.weight_load_bytes.set_function(lambda: startup.snapshot().loaded_bytes)
+        self.weight_load_expected_bytes.set_function(lambda: startup.snapshot().expected_bytes)
+        self.weight_load_bytes_per_second.set_function(lambda: startup.snapshot().bytes_per_second)
+        self.startup_seconds_left.set_function(seconds_left)
+        for stage in STAGES:
+            self.startup_stage.labels(stage=stage).set_function(partial(is_in, stage))
 
 
 class EngineMetrics(LoadingMetrics):
@@ -85,6 +108,10 @@ class EngineMetrics(LoadingMetrics):
         self.num_requests_running = self.gauge("num_requests_running", "Requests in the running set.")
         self.kv_cache_usage_ratio = self.gauge("kv_cache_usage_ratio", "Share of cache blocks in use, 0 to 1.")
         self.state_slots_used = self.gauge("state_slots_used", "State slots held by sequences.")
+        self.workspace_bytes = self.gauge("workspace_bytes", "Scratch of all operators, allocated at start.")
+        self.workspace_high_water_bytes = self.gauge(
+            "workspace_high_water_bytes", "Most bytes of the workspace in use at once since the start."
+        )
         self.engine_step_age_seconds = self.gauge(
             "engine_step_age_seconds", "Age of the last step while work waits; 0 when idle."
         )
@@ -111,6 +138,19 @@ class EngineMetrics(LoadingMetrics):
             "prefix_cache_hits_total", "Prompt tokens found in the prefix cache."
         )
         self.num_preemptions_total = self.counter("num_preemptions_total", "Sequences that gave up their blocks.")
+        self.expert_slot_hits_total = self.counter(
+            "expert_slot_hits_total", "Experts a layer found in its device slots, with experts in host memory."
+        )
+        self.expert_slot_misses_total = self.counter(
+            "expert_slot_misses_total", "Experts that had to be copied into a device slot."
+        )
+        self.expert_copied_bytes_total = self.counter("expert_copied_bytes_total", "Bytes of those copies.")
+        self.experts_converted_total = self.counter(
+            "experts_converted_total", "Matrices of experts converted from MXFP4 to FP8."
+        )
+        self.experts_kept_mxfp4_total = self.counter(
+            "experts_kept_mxfp4_total", "Matrices left in MXFP4 because FP8 would have to round them."
+        )
         self.request_success_total = self.counter(
             "request_success_total", "Requests that ended with an answer.", ["finished_reason"]
         )
@@ -132,6 +172,7 @@ class VisionMetrics(LoadingMetrics):
         self.request_success_total = self.counter(
             "request_success_total", "Images that ended with visual tokens.", ["finished_reason"]
         )
+        self.request_failure_total = self.counter("request_failure_total", "Images that failed.", ["status"])
 
 
 class RouterMetrics(Metrics):

@@ -5,15 +5,16 @@ obstore reads the usual variables (AWS_..., GOOGLE_..., AZURE_...) and asks the 
 
 from __future__ import annotations
 
-import os
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from svc_common.local_files import FileChanged, list_files, read_file, replace_file
 from svc_common.logs import get_logger
 from svc_common.store_errors import (
     CredentialsExpired,
@@ -28,6 +29,8 @@ _log = get_logger("day0.object_store")
 
 _T = TypeVar("_T")
 REMOTE_SCHEMES = ("s3", "gs", "az")
+# Of a body that are held beside what they are read into. Larger ones were no faster.
+_CHUNK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,13 @@ class ObjectStore:
 
     def list(self) -> list[StoredFile]:
         """The files of the folder by name, not those of folders inside it; ObjectMissing when there is none."""
-        import obstore
-
-        found = self._request("", lambda store: obstore.list_with_delimiter(store)["objects"], None)
-        files = [StoredFile(item["path"], item["size"], item["e_tag"], item["version"]) for item in found]
+        if self._folder is not None:
+            folder = self._folder
+            found = self._request("", lambda _: list(list_files(folder)), None)
+            files = [StoredFile(name, size_bytes, version, None) for name, size_bytes, version in found]
+        else:
+            listed = self._request("", self._list_remote, None)
+            files = [StoredFile(item["path"], item["size"], item["e_tag"], item["version"]) for item in listed]
         if not files:
             raise ObjectMissing(self.uri, "", "the folder has no files")
         return sorted(files, key=lambda file: file.name)
@@ -102,14 +108,28 @@ class ObjectStore:
     def read_range(
         self, file: StoredFile, start: int, stop: int, *, cancelled: threading.Event | None = None
     ) -> memoryview:
-        """Bytes [start, stop) of the listed version, exactly; read only.
+        """Bytes [start, stop) of the listed version, exactly; read only. `cancelled` as for `read_into`."""
+        content = memoryview(bytearray(stop - start))
+        self.read_into(file, start, (content,), cancelled=cancelled)
+        return content.toreadonly()
 
-        `cancelled` ends the waits between attempts: the last error is then raised at once.
+    def read_into(
+        self,
+        file: StoredFile,
+        start: int,
+        targets: Sequence[memoryview],
+        *,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        """Fills writable bytes, one target after the other, with those of the listed version from `start` on.
+
+        All of them or an error, after which they hold anything. Little more than the targets is held meanwhile: the
+        body comes in chunks. `cancelled` ends the body and the waits between attempts with an error.
         """
+        stop = start + sum(map(len, targets))
         assert 0 <= start <= stop <= file.size_bytes, f"{file.name}: [{start}, {stop}) of {file.size_bytes}"
-        if start == stop:
-            return memoryview(b"")
-        return self._request(file.name, lambda store: self._get(store, file, start, stop), cancelled)
+        if start < stop:
+            self._request(file.name, lambda store: self._get(store, file, start, stop, targets, cancelled), cancelled)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes one small file whole or not at all.
@@ -118,13 +138,36 @@ class ObjectStore:
         would be a copy and a deletion.
         """
         if self._folder is not None:
-            _replace_local(self._folder, name, content, self.uri)
+            try:
+                replace_file(self._folder, name, content)
+            except OSError as exc:
+                raise to_store_error(exc, self.uri, name) from exc
             return
         import obstore
 
         self._request(name, lambda store: obstore.put(store, name, content, use_multipart=False), None)
 
-    def _get(self, store: Any, file: StoredFile, start: int, stop: int) -> memoryview:
+    @staticmethod
+    def _list_remote(store: Any) -> Any:
+        import obstore
+
+        return obstore.list_with_delimiter(store)["objects"]
+
+    def _get(
+        self,
+        store: Any,
+        file: StoredFile,
+        start: int,
+        stop: int,
+        targets: Sequence[memoryview],
+        cancelled: threading.Event | None,
+    ) -> None:
+        if self._folder is not None:
+            try:
+                read_file(self._folder / file.name, file.etag, file.size_bytes, start, targets)
+            except FileChanged as error:
+                raise VersionChanged(self.uri, file.name, str(error)) from None
+            return
         import obstore
 
         options: dict[str, Any] = {"range": (start, stop)}
@@ -139,10 +182,10 @@ class ObjectStore:
             raise VersionChanged(self.uri, file.name, f"listed with {file.size_bytes} bytes, now {meta['size']}")
         if file.etag is not None and meta["e_tag"] is not None and meta["e_tag"].strip('"') != file.etag.strip('"'):
             raise VersionChanged(self.uri, file.name, f"listed with ETag {file.etag}, now {meta['e_tag']}")
-        content = memoryview(result.bytes())
-        if content.nbytes != stop - start:
-            raise ShortRange(self.uri, file.name, f"{content.nbytes} bytes for the range [{start}, {stop})")
-        return content
+        chunks = (memoryview(chunk) for chunk in result.stream(min_chunk_size=_CHUNK_BYTES))
+        received = _fill(targets, chunks if cancelled is None else takewhile(lambda _: not cancelled.is_set(), chunks))
+        if received != stop - start:
+            raise ShortRange(self.uri, file.name, f"{received} bytes for the range [{start}, {stop})")
 
     def _quoted(self, etag: str) -> str:
         # Azure lists ETags bare and compares them quoted.
@@ -188,13 +231,13 @@ class ObjectStore:
                 self._generation += 1
 
     def _open(self) -> Any:
-        from obstore.store import LocalStore, from_url
+        if self._folder is not None:
+            return None
+        from obstore.store import from_url
 
         # Its overloads go by scheme, which is not known before.
         open_url: Callable[..., Any] = from_url
         try:
-            if self._folder is not None:
-                return LocalStore(self._folder)
             config = {**self._config, **(self._credentials() if self._credentials else {})}
             # Options given here would hide AWS_ALLOW_HTTP and its like. Without them obstore waits 5 s for a connection
             # and 30 s for a whole answer, which also bounds how long a cancelled read goes on.
@@ -208,6 +251,25 @@ class ObjectStore:
             )
         except Exception as exc:
             raise to_store_error(exc, self.uri, "") from None
+
+
+def _fill(targets: Sequence[memoryview], chunks: Iterable[memoryview]) -> int:
+    """Copies the chunks over the targets, and gives the bytes of all chunks; what is too much goes nowhere."""
+    received = 0
+    waiting = iter(targets)
+    target = next(waiting)
+    for chunk in chunks:
+        received += len(chunk)
+        taken = 0
+        while taken < len(chunk):
+            while not target:
+                if (following := next(waiting, None)) is None:
+                    return received
+                target = following
+            count = min(len(chunk) - taken, len(target))
+            target[:count] = chunk[taken : taken + count]
+            taken, target = taken + count, target[count:]
+    return received
 
 
 def _parse(uri: str) -> tuple[str, Path | None]:
@@ -228,17 +290,3 @@ def _parse(uri: str) -> tuple[str, Path | None]:
     if not folder.is_dir():
         raise ObjectMissing(uri, "", "no such folder")
     return "file", folder.absolute()
-
-
-def _replace_local(folder: Path, name: str, content: bytes, uri: str) -> None:
-    partial = folder / f".{name}.{os.getpid()}.partial"
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(folder / name)
-    except OSError as exc:
-        raise to_store_error(exc, uri, name) from exc
-    finally:
-        partial.unlink(missing_ok=True)

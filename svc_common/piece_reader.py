@@ -45,12 +45,11 @@ class ReadLimits:
 
 
 class PieceReader:
-    """`held_bytes` is what the caller keeps of earlier pieces; it counts against the budget."""
+    """For a caller that takes each piece and lets go of it; TensorReader is for one that keeps them."""
 
     def __init__(self, store: ObjectStore, limits: ReadLimits) -> None:
         self._store = store
         self._limits = limits
-        self.held_bytes = 0
 
     def read(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, memoryview]]:
         """The bytes of each piece, in order. One piece is always in flight, even where the budget has no room.
@@ -66,7 +65,7 @@ class PieceReader:
         try:
             while True:
                 while following is not None:
-                    room = self._limits.budget_bytes - self.held_bytes - flying_bytes
+                    room = self._limits.budget_bytes - flying_bytes
                     if flying and following.size_bytes > room:
                         break
                     flying.append((following, pool.submit(self._fetch, following, cancelled)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Below this many weights in its widest matrix, a model's products end before a second thread has woken up; where other
 # processes share the cores, waiting for that thread then costs far more than the product.
-SINGLE_THREAD_WEIGHTS = 2**18
+SINGLE_THREAD_WEIGHTS = 2**20
 
 
 def product_threads(requested: int, widest_weights: int) -> int:

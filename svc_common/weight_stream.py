@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from svc_common.checkpoint import INDEX_NAME
 from svc_common.checkpoint_errors import DigestMismatch, ManifestFault, TensorAbsent
 from svc_common.manifest import MANIFEST_NAME, Manifest, TensorDigest, check_digest
 from svc_common.object_store import ObjectStore, StoredFile
-from svc_common.piece_reader import Piece, PieceReader, ReadLimits, cut
+from svc_common.piece_reader import ReadLimits
 from svc_common.safetensors_header import TensorSpan
+from svc_common.tensor_reader import Allocate, Buffer, ChosenTensors, TensorReader
 from svc_common.weight_index import read_headers, read_weight_index, require_files, require_tensors
 
 Progress = Callable[[int, int], None]
 """Told the bytes of tensors read and those expected, after each piece."""
-
-# Unread bytes between two chosen tensors that are cheaper to read than to ask for separately.
-_BRIDGED_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class StreamedTensor:
     dtype: str
     shape: tuple[int, ...]
     file: str
-    buffer: bytearray
+    buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,49 +63,32 @@ class WeightStream:
         """Bytes of all chosen tensors."""
         return sum(span.size_bytes for chosen in self._chosen for span in chosen.spans)
 
-    def tensors(self, progress: Progress | None = None) -> Iterator[StreamedTensor]:
+    def tensors(self, progress: Progress | None = None, allocate: Allocate = bytearray) -> Iterator[StreamedTensor]:
         """Each chosen tensor once, by file and then by place in it, only after its digest was found right.
 
-        The ranges of later ones are in flight meanwhile. They and the tensor being put together stay within the
-        budget; beside a tensor larger than half of it they take the other half. Raises DigestMismatch and StoreError.
-        Closing the iterator ends all requests.
+        Bytes go straight into the buffers of `allocate`, those of later tensors meanwhile: see TensorReader for the
+        budget. Where there is no manifest nothing is hashed. Raises DigestMismatch and StoreError. Closing the iterator
+        ends all requests.
         """
-        reader = PieceReader(self._store, self._limits)
-        pieces = reader.read(piece for chosen in self._chosen for piece in self._pieces(chosen))
         done, expected = 0, self.expected_bytes
-        try:
-            for chosen in self._chosen:
-                piece: Piece | None = None
-                content = memoryview(b"")
-                for span in chosen.spans:
-                    reader.held_bytes = min(span.size_bytes, self._limits.budget_bytes // 2)
-                    buffer = bytearray(span.size_bytes)
-                    digest = hashlib.sha256()
-                    position = span.start
-                    while position < span.stop:
-                        while piece is None or position >= piece.stop:
-                            content = memoryview(b"")
-                            piece, content = next(pieces)
-                        assert piece.file is chosen.file and piece.start <= position < piece.stop
-                        part = content[position - piece.start : span.stop - piece.start]
-                        buffer[position - span.start : position - span.start + len(part)] = part
-                        digest.update(part)
-                        position += len(part)
-                        done += len(part)
-                        del part
-                        if progress is not None:
-                            progress(done, expected)
-                    _check_tensor(chosen, span, digest.hexdigest())
-                    yield StreamedTensor(span.name, span.dtype, span.shape, chosen.file.name, buffer)
-                    # It is the caller's now, and no longer ours to count.
-                    del buffer
-                    reader.held_bytes = 0
-        finally:
-            pieces.close()  # type: ignore[attr-defined]
 
-    def _pieces(self, chosen: _ChosenFile) -> Iterator[Piece]:
-        for start, stop in _runs(chosen.spans, min(_BRIDGED_BYTES, self._limits.piece_bytes)):
-            yield from cut(chosen.file, start, stop, self._limits.piece_bytes)
+        def on_bytes(more: int) -> None:
+            nonlocal done
+            done += more
+            if progress is not None:
+                progress(done, expected)
+
+        reader = TensorReader(self._store, self._limits, allocate, on_bytes)
+        digests = {chosen.file.name: chosen.digests for chosen in self._chosen}
+        reading = reader.read(ChosenTensors(one.file, one.spans, one.digests is not None) for one in self._chosen)
+        with closing(reading):
+            for tensor in reading:
+                span, file = tensor.span, tensor.file.name
+                if (known := digests[file]) is not None:
+                    check_digest(file, "tensor", known[span.name].sha256, tensor.sha256(), span.name)
+                yield StreamedTensor(span.name, span.dtype, span.shape, file, tensor.buffer)
+                # It is the caller's now; the loop's variable would keep it until the next one is complete.
+                del tensor
 
 
 def open_weights(
@@ -146,24 +127,3 @@ def open_weights(
     if not chosen:
         raise TensorAbsent(store.uri, "has none of the tensors that are asked for")
     return WeightStream(store, tuple(chosen), limits or ReadLimits())
-
-
-def _check_tensor(chosen: _ChosenFile, span: TensorSpan, actual: str) -> None:
-    if chosen.digests is not None:
-        check_digest(chosen.file.name, "tensor", chosen.digests[span.name].sha256, actual, span.name)
-
-
-def _runs(spans: tuple[TensorSpan, ...], bridged_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges that cover all spans, which come by place; gaps of at most `bridged_bytes` are read over."""
-    start = stop = -1
-    for span in spans:
-        if not span.size_bytes:
-            continue
-        if start >= 0 and span.start - stop <= bridged_bytes:
-            stop = span.stop
-            continue
-        if start >= 0:
-            yield start, stop
-        start, stop = span.start, span.stop
-    if start >= 0:
-        yield start, stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
@@ -25,7 +26,9 @@ class S3Double:
 
     "replace" serves the request and then changes the object's ETag; `honours_if_match` tells whether a later If-Match
     is refused or ignored, and `if_matches` has it for each ranged GET. Tokens in `expired_tokens` are answered with
-    ExpiredToken. `at_request` is called with the number of each GET.
+    ExpiredToken. `at_request` is called with the number of each GET. `act_of(name, start)` may give a range its word in
+    place of the script. "withhold" sends the headers, sets `withheld`, and sends no body until `release` is set.
+    `connections` is how many are open.
     """
 
     def __init__(self) -> None:
@@ -37,6 +40,10 @@ class S3Double:
         self.requests: list[tuple[str, str, str | None]] = []
         self.if_matches: list[str | None] = []
         self.at_request: Callable[[int], None] = lambda number: None
+        self.act_of: Callable[[str, int], str | None] = lambda name, start: None
+        self.withheld = threading.Event()
+        self.release = threading.Event()
+        self.connections = 0
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"double": self})
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -59,6 +66,7 @@ class S3Double:
         return [found for method, path, found in self.requests if method == "GET" and path == name and found]
 
     def stop(self) -> None:
+        self.release.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -76,6 +84,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def setup(self) -> None:
+        super().setup()
+        with self.double.lock:
+            self.double.connections += 1
+
+    def finish(self) -> None:
+        with self.double.lock:
+            self.double.connections -= 1
+        super().finish()
+
     def do_GET(self) -> None:
         double = self.double
         url = urlsplit(self.path)
@@ -86,9 +104,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if wanted:
                 double.if_matches.append(self.headers.get("If-Match"))
             number = len(double.requests)
-            act = double.script.popleft() if wanted and double.script else "ok"
+            act = double.act_of(name, int(wanted[6:].split("-")[0])) if wanted else None
+            expired = self.headers.get("x-amz-security-token") in double.expired_tokens
+            if act is None:
+                act = double.script.popleft() if wanted and double.script and not expired else "ok"
         double.at_request(number)
-        if self.headers.get("x-amz-security-token") in double.expired_tokens:
+        if expired:
             self._error(403, "ExpiredToken")
         elif "list-type" in parse_qs(url.query):
             self._list()
@@ -115,6 +136,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         part = content[begin : last + 1]
         headers = {"ETag": etag, "Content-Range": f"bytes {begin}-{last}/{len(content)}"}
         match act:
+            case "withhold":
+                self._answer(206, b"", headers, length=len(part))
+                self._await_release_or_end()
+                self.wfile.write(part)
             case "ok":
                 self._answer(206 if wanted else 200, part, headers)
             case "replace":
@@ -139,6 +164,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.close_connection = True
             case _:
                 raise AssertionError(act)
+
+    def _await_release_or_end(self) -> None:
+        """Returns when the body may go, and also when the other side has closed the connection."""
+        self.double.withheld.set()
+        while not self.double.release.is_set():
+            readable, _, _ = select.select([self.connection], [], [], 0.05)
+            if readable:
+                return
 
     def _list(self) -> None:
         entries = "".join(

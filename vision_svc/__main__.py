@@ -7,6 +7,7 @@ import os
 import sys
 
 from svc_common.logs import configure_logging, get_logger
+from svc_common.process_end import end_process
 from svc_common.settings import SettingsError, read_settings
 from vision_svc.settings import VisionSettings
 
@@ -30,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

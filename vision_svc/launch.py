@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from svc_common.health import Health, StepAge
 from svc_common.logs import get_logger
 from svc_common.metrics import VisionMetrics
 from svc_common.server import GrpcServer
+from svc_common.startup import Startup
 from svc_common.store_errors import StoreError
 from svc_common.threads import product_threads
 from svc_common.versions import versions_of
@@ -49,20 +49,21 @@ class VisionLauncher:
 
     def __init__(self, settings: VisionSettings) -> None:
         self.settings = settings
+        self.startup = Startup()
         self.metrics = VisionMetrics()
+        self.metrics.follow(self.startup)
         self.health = Health(settings.host, settings.health_port)
         self.server = GrpcServer(settings, self.health, name="vision")
         self.metrics_port = 0
         self.pipeline: Pipeline | None = None
-        self._servicer = VisionServicer(self.metrics)
+        self._servicer = VisionServicer(self.metrics, self.startup)
         self._step_age = StepAge()
         self._encode_executor = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._batches: asyncio.Task[None] | None = None
-        self._stopping = threading.Event()
         self.server.add(vision_pb2_grpc.add_VisionServiceServicer_to_server, self._servicer, SERVICE_NAME)
 
     async def start(self) -> None:
-        """Opens the ports; calls are UNAVAILABLE until `load` has ended."""
+        """Opens the ports; calls other than GetModelInfo are UNAVAILABLE until `load` has ended."""
         self.metrics_port = self.metrics.start_http(self.settings.host, self.settings.metrics_port)
         await self.server.start()
 
@@ -71,19 +72,19 @@ class VisionLauncher:
         loop = asyncio.get_running_loop()
         try:
             model = await loop.run_in_executor(self._encode_executor, self._load_model)
-            self.metrics.set_startup_stage("warming_up")
+            self.startup.enter("warm_up")
             await loop.run_in_executor(self._encode_executor, model.encoder.warm_up)
         except Exception:
-            self.metrics.set_startup_stage("failed")
+            self.startup.fail()
             raise
         self._begin(model)
-        self.metrics.set_startup_stage("ready")
+        self.startup.enter("ready")
         self.health.set_serving(SERVICE_NAME, True)
         _log.info("ready", extra={"model": self.settings.model, "weight_files": list(model.encoder.weight_files)})
 
     async def stop(self) -> None:
         """Ends a load that still reads, drains, and frees threads and ports. May be called twice."""
-        self._stopping.set()
+        self.startup.stop()
         await self.server.drain()
         if self._batches is not None:
             self._batches.cancel()
@@ -105,9 +106,7 @@ class VisionLauncher:
 
     def _load_model(self) -> _LoadedModel:
         """Opens the checkpoint, reads it and closes it, all in one thread, so that a cancelled load closes it too."""
-        self.metrics.set_startup_stage("resolving")
         with closing(self._open_source()) as source:
-            self.metrics.set_startup_stage("loading")
             encoder, processor = self._build(source)
             return _LoadedModel(encoder, processor, source.name, source.digest)
 
@@ -115,7 +114,10 @@ class VisionLauncher:
         settings = self.settings
         try:
             return CheckpointSource(
-                settings.model, require_manifest=settings.require_manifest, budget_bytes=settings.load_budget_bytes
+                settings.model,
+                require_manifest=settings.require_manifest,
+                budget_bytes=settings.load_budget_bytes,
+                on_listed=lambda: self.startup.enter("manifest"),
             )
         except (CheckpointError, StoreError) as error:
             raise WeightsError(f"model: {error}") from error
@@ -127,7 +129,7 @@ class VisionLauncher:
             source,
             dtype=settings.dtype,
             batch_invariant=settings.batch_invariant,
-            progress=self._show_progress,
+            progress=self.startup.show_bytes,
         )
         if threads := product_threads(settings.encode_threads, encoder.widest_weights):
             torch.set_num_threads(threads)
@@ -141,12 +143,6 @@ class VisionLauncher:
                 extra={"patch_budget": settings.patch_budget, "processor_max_patches": processor.max_patches},
             )
         return encoder, processor
-
-    def _show_progress(self, done_bytes: int, expected_bytes: int) -> None:
-        if self._stopping.is_set():
-            raise WeightsError(f"the service was stopped after {done_bytes} of {expected_bytes} bytes of weights")
-        self.metrics.weight_load_bytes.set(done_bytes)
-        self.metrics.weight_load_expected_bytes.set(expected_bytes)
 
     def _begin(self, model: _LoadedModel) -> None:
         settings, encoder = self.settings, model.encoder

@@ -10,8 +10,9 @@ import grpc.aio
 
 from protos.common.v1 import common_pb2
 from protos.vision.v1 import vision_pb2, vision_pb2_grpc
-from svc_common.errors import InvalidArgument, ResourceExhausted, ServiceError, Unavailable
+from svc_common.errors import InvalidArgument, ResourceExhausted, ServiceError, to_service_error
 from svc_common.metrics import VisionMetrics
+from svc_common.startup import Startup
 from svc_common.tensors import chunk_rows
 from vision_svc.encoder import VisualTokens
 from vision_svc.pipeline import Encoding, Pipeline
@@ -25,10 +26,11 @@ _MAX_LABEL_CHARACTERS = 100
 
 
 class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
-    """UNAVAILABLE, reason LOADING, until `begin`."""
+    """All but GetModelInfo is UNAVAILABLE, reason LOADING, until `begin`."""
 
-    def __init__(self, metrics: VisionMetrics) -> None:
+    def __init__(self, metrics: VisionMetrics, startup: Startup) -> None:
         self._metrics = metrics
+        self._startup = startup
         self._pipeline: Pipeline | None = None
         self._info = common_pb2.ModelInfo()
         self._merge_size = 0
@@ -60,15 +62,18 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
                         yield vision_pb2.EncodeResponse(chunk=chunk)
                     yield _trailer(tokens, encoding.cached)
             self._count(tokens, encoding.cached, time.monotonic() - started)
+        except Exception as error:
+            self._metrics.request_failure_total.labels(status=to_service_error(error).status.name).inc()
+            raise
         finally:
             self._open_streams -= 1
 
     async def GetModelInfo(
         self, request: vision_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> vision_pb2.GetModelInfoResponse:
-        """What is served."""
-        self._ready()
-        return vision_pb2.GetModelInfoResponse(info=self._info)
+        """How far the start has come and, once it is over, what is served."""
+        info = None if self._pipeline is None else self._info
+        return vision_pb2.GetModelInfoResponse(info=info, startup=self._startup.snapshot())
 
     async def GetLoad(
         self, request: vision_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
@@ -86,7 +91,7 @@ class VisionServicer(vision_pb2_grpc.VisionServiceServicer):
 
     def _ready(self) -> Pipeline:
         if self._pipeline is None:
-            raise Unavailable("the vision weights are still loading", reason="LOADING")
+            raise self._startup.unavailable("the vision service")
         return self._pipeline
 
     async def _header(self, encoding: Encoding) -> vision_pb2.EncodeResponse:

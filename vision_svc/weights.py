@@ -45,7 +45,7 @@ def read_vision_weights(source: CheckpointSource, progress: Progress | None = No
         _check_dtypes(stream)
         if progress is not None:
             progress(0, stream.expected_bytes)
-        for streamed in stream.tensors(progress):
+        for streamed in stream.tensors(progress, _allocate):
             found[streamed.name.removeprefix(VISION_PREFIX)] = _as_tensor(streamed)
     except (CheckpointError, StoreError) as error:
         raise WeightsError(f"vision weights ({VISION_PREFIX}*): {error}") from error
@@ -70,5 +70,9 @@ def _as_tensor(streamed: StreamedTensor) -> torch.Tensor:
     dtype = DTYPES[streamed.dtype]
     if not streamed.buffer:
         return torch.empty(streamed.shape, dtype=dtype)
-    # A copy, because a torch allocation has one alignment and a buffer of Python none, and bits may depend on it.
-    return torch.frombuffer(streamed.buffer, dtype=dtype).clone().view(streamed.shape)
+    return torch.frombuffer(streamed.buffer, dtype=dtype).view(streamed.shape)
+
+
+def _allocate(size_bytes: int) -> memoryview:
+    """torch's own memory: it has one alignment, a buffer of Python none, and bits may depend on it."""
+    return torch.empty(size_bytes, dtype=torch.uint8).numpy().data

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from llm_svc.expert_residency import ResidentExperts
 from llm_svc.forward_context import current_context
-
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Rows [N, in] sorted by expert and their offsets int32 [E + 1] to [N, out]."""
 
 
 def experts_forward(
@@ -21,30 +18,41 @@ def experts_forward(
     The gate between the two products is the definition's own `_apply_gate`, so that its clamps stay upstream's.
     """
     tokens, top_k = top_k_index.shape
-    gate_up, down = _products(module)
     flat = top_k_index.reshape(-1)
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=module.num_experts)
     offsets = torch.zeros(module.num_experts + 1, dtype=torch.int32, device=hidden.device)
     torch.cumsum(counts, 0, out=offsets[1:])
     rows = hidden[order // top_k]
-    out = down(module._apply_gate(gate_up(rows, offsets)), offsets)
+    resident: ResidentExperts | None = getattr(module, "resident", None)
+    out = _float(module, rows, offsets) if resident is None else _packed(module, resident, rows, offsets, tokens)
     by_token = torch.empty_like(out)
     by_token[order] = out
     by_token = by_token.view(tokens, top_k, -1) * top_k_weights.unsqueeze(-1)
     return by_token.sum(dim=1).to(hidden.dtype)
 
 
-def _products(module: Any) -> tuple[Product, Product]:
-    """Gate and up in one, then down; on packed weights where the module has those."""
-    operators = current_context().operators
-    packed = getattr(module, "packed", None)
-    if packed is None:
-        return (
-            lambda rows, offsets: operators.expert_gemm(rows, module.gate_up_proj, offsets),
-            lambda rows, offsets: operators.expert_gemm(rows, module.down_proj, offsets),
-        )
-    return (
-        lambda rows, offsets: operators.mxfp4_expert_gemm(rows, packed.gate_up.codes, packed.gate_up.scales, offsets),
-        lambda rows, offsets: operators.mxfp4_expert_gemm(rows, packed.down.codes, packed.down.scales, offsets),
+def _float(module: Any, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Rows [N, hidden] sorted by expert, offsets int32 [E + 1] -> [N, hidden]."""
+    product = current_context().operators.expert_gemm
+    out: torch.Tensor = product(
+        module._apply_gate(product(rows, module.gate_up_proj, offsets)), module.down_proj, offsets
     )
+    return out
+
+
+def _packed(
+    module: Any, resident: ResidentExperts, rows: torch.Tensor, offsets: torch.Tensor, tokens: int
+) -> torch.Tensor:
+    """The same on packed experts, part by part as they are on the device."""
+    product = current_context().packed_product
+    converts = product.converts(tokens)
+    out = torch.empty_like(rows)
+    for part in resident.placed(offsets):
+        mine = rows if part.rows is None else rows[part.rows]
+        gate_up = product(mine, part.gate_up, part.offsets, converts=converts)
+        down = product(module._apply_gate(gate_up), part.down, part.offsets, converts=converts)
+        if part.rows is None:
+            return down
+        out[part.rows] = down
+    return out

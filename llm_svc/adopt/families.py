@@ -11,9 +11,10 @@ from transformers import Glm5NextForConditionalGeneration, PreTrainedModel
 
 from llm_svc.adopt import glm5_next
 from llm_svc.adopt.experts import experts_forward
-from llm_svc.adopt.packed_experts import Glm5NextPackedExperts
+from llm_svc.adopt.packed_experts import Glm5NextPackedExperts, expert_shape
 from llm_svc.adopt.seams import register_experts
 from llm_svc.cache.storage import LayerCache
+from llm_svc.expert_memory import ExpertShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Family:
     our subclasses by upstream's class names, `packed_classes` those that join them for packed experts. Tensors
     whose names start with one of `other_services` are not read here. `check` refuses configurations that the native
     tier cannot run, by name. `parts` gives the text model and the output head.
-    `allocate_layers` makes the caches.
+    `expert_shape` describes the routed experts of a layer, `allocate_layers` makes the caches.
     """
 
     model: type[PreTrainedModel]
@@ -34,6 +35,7 @@ class Family:
     other_services: tuple[str, ...]
     check: Callable[[Any, int], None]
     parts: Callable[[Any], tuple[nn.Module, nn.Module]]
+    expert_shape: Callable[[Any], ExpertShape]
     allocate_layers: Callable[..., tuple[LayerCache, ...]]
 
 
@@ -48,6 +50,7 @@ FAMILIES: Mapping[str, Family] = {
         other_services=("model.visual.",),
         check=glm5_next.check_config,
         parts=glm5_next.split_model,
+        expert_shape=expert_shape,
         allocate_layers=glm5_next.allocate_layers,
     )
 }

@@ -29,14 +29,16 @@ class Operators:
     hc_post: Callable[..., Any]
     expert_gemm: Callable[..., Any]
     mxfp4_expert_gemm: Callable[..., Any]
+    mxfp4_to_fp8: Callable[..., Any]
+    fp8_expert_gemm: Callable[..., Any]
 
 
 def resolve_operators(
     device: torch.device, dtype: torch.dtype, backend: str | None = None
-) -> tuple[Operators, dict[str, str]]:
-    """All operators for a device and dtype, and the name of the backend each one got.
+) -> tuple[Operators, tuple[registry.Resolved, ...]]:
+    """All operators for a device and dtype, and what each was resolved to.
 
     `backend` asks for one backend by name; an operator that it refuses raises with the reason.
     """
-    resolved = {f.name: registry.resolve(f.name, device, dtype, backend=backend) for f in fields(Operators)}
-    return Operators(**{name: r.fn for name, r in resolved.items()}), {n: r.backend for n, r in resolved.items()}
+    resolved = tuple(registry.resolve(field.name, device, dtype, backend=backend) for field in fields(Operators))
+    return Operators(**{found.operator.name: found.fn for found in resolved}), resolved

@@ -9,6 +9,8 @@ from torch import nn
 from transformers.models.glm5_next import modeling_glm5_next as upstream
 
 from llm_svc.adopt.experts import experts_forward
+from llm_svc.expert_memory import ExpertShape
+from llm_svc.expert_residency import DeviceExperts, ExpertCounts, HostExperts, ResidentExperts
 from llm_svc.formats.mxfp4 import PackedExperts
 
 
@@ -23,6 +25,7 @@ class Glm5NextPackedExperts(upstream.Glm5NextTextExperts):
         self.intermediate_dim = config.moe_intermediate_size
         self.swiglu_limit = config.swiglu_limit
         self.packed: PackedExperts | None = None
+        self.resident: ResidentExperts | None = None
         # There is nothing to draw at random here, which is what upstream would do next.
         self._is_hf_initialized = True
 
@@ -33,9 +36,25 @@ class Glm5NextPackedExperts(upstream.Glm5NextTextExperts):
         if found != expected:
             raise ValueError(f"packed gate and up are {list(found)} bytes, the config needs {list(expected)}")
         self.packed = packed
+        self.resident = DeviceExperts(packed)
+
+    def keep_in_host_memory(self, slots: int, device: torch.device, counts: ExpertCounts) -> None:
+        """Leaves the weights where they are and gives the layer `slots` slots on the device."""
+        assert self.packed is not None
+        self.resident = HostExperts(self.packed, slots, device, counts)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """[T, hidden], [T, top_k], [T, top_k] -> [T, hidden]."""
         return experts_forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+def expert_shape(config: Any) -> ExpertShape:
+    """The routed experts of a glm5_next text config."""
+    return ExpertShape(
+        experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+        hidden=config.hidden_size,
+        intermediate=config.moe_intermediate_size,
+    )

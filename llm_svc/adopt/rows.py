@@ -26,9 +26,7 @@ def bind_linears(model: nn.Module) -> None:
 
 
 def _linear(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    flat = x.reshape(-1, x.shape[-1])
-    out = row_invariant.linear(flat, module.weight, module.bias)
-    return out.view(*x.shape[:-1], module.out_features)
+    return row_invariant.linear(x, module.weight, module.bias)
 
 
 class RowInvariantCalls(TorchFunctionMode):

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from day0_kernels.mxfp4 import GROUP_SIZE, first_nan_scale
-
-
-class FormatError(Exception):
-    """The checkpoint's experts are not what their format says; the message names the tensor and what is wrong."""
+from llm_svc.formats.format_error import FormatError
 
 
 class PackedFormat(StrEnum):
@@ -228,27 +224,3 @@ def _name_of(dtype: torch.dtype) -> str:
 
 def _described(tensor: Tensor) -> str:
     return f"{_name_of(tensor.dtype)} {list(tensor.shape)}"
-
-
-def check_compressed_tensors_config(quantization_config: Mapping[str, Any]) -> None:
-    """Refuses a compressed-tensors configuration whose experts are anything but plain MXFP4; FormatError names the key.
-
-    Formats with packed uint8 codes of the same shapes but other scales or activations exist.
-    """
-    if quantization_config.get("quant_method") != "compressed-tensors":
-        raise FormatError(f"quantization_config.quant_method is {quantization_config.get('quant_method')!r}")
-    groups = quantization_config.get("config_groups") or {}
-    if not groups:
-        raise FormatError("quantization_config.config_groups is empty")
-    fixed = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP_SIZE, "symmetric": True}
-    for key, group in groups.items():
-        where = f"quantization_config.config_groups.{key}"
-        layout = group.get("format") or quantization_config.get("format")
-        if layout != PackedFormat.COMPRESSED_TENSORS:
-            raise FormatError(f"{where}.format is {layout!r}, must be {PackedFormat.COMPRESSED_TENSORS.value!r}")
-        if group.get("input_activations") is not None:
-            raise FormatError(f"{where}.input_activations must be null: weights only")
-        for field, value in fixed.items():
-            got = (group.get("weights") or {}).get(field)
-            if got != value:
-                raise FormatError(f"{where}.weights.{field} is {got!r}, must be {value!r}")

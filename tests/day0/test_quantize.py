@@ -21,7 +21,8 @@ from day0.expert_names import expert_matrices
 from day0.quantize import quantize_checkpoint
 from day0_kernels.comparison import same_bits
 from day0_kernels.mxfp4 import decode, encode
-from llm_svc.formats.mxfp4 import PackedFormat, check_compressed_tensors_config, find_experts, read_experts
+from llm_svc.formats.mxfp4 import PackedFormat, find_experts, read_experts
+from llm_svc.formats.quantization import check_compressed_tensors
 from svc_common.checkpoint import INDEX_NAME
 from svc_common.checkpoint_errors import CheckpointError
 from svc_common.errors import InvalidArgument
@@ -100,7 +101,7 @@ def test_the_config_and_the_index_say_so(tiny_checkpoint: Path, quantised: tuple
     config = json.loads((folder / "config.json").read_text())
     added = config.pop("quantization_config")
     assert config == json.loads((tiny_checkpoint / "config.json").read_text())
-    check_compressed_tensors_config(added)
+    check_compressed_tensors(added)
     assert added["config_groups"]["group_0"]["targets"] == [r"re:.*\.experts\.\d+\.(gate|up|down)_proj$"]
     index = json.loads((folder / INDEX_NAME).read_text())
     sizes = sum(tensor.nbytes for tensor in _load(folder).values())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,8 @@ import psutil
 import pytest
 
 from day0.photograph import draw_photograph
+from tests.s3_double import BUCKET, PREFIX
+from tests.services.store import environment_of, filled
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -90,6 +95,47 @@ def test_serves_pictures_and_ends_on_sigterm(tiny_checkpoint: Path, tmp_path: Pa
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
         for entry in services.values():
             assert Path(entry["log"]).stat().st_size > 0
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read() == "", "one line of JSON and nothing else"
+        told = process.stderr.read().splitlines()
+        for name in services:
+            stages = [line.split()[1] for line in told if line.startswith(f"{name}: ")]
+            assert (stages[0], stages[-1]) == ("starting", "ready")
+            assert set(stages[1:-1]) <= {"resolve", "manifest", "load", "verify", "warm_up"}
+
+
+def test_progress_of_the_weights_is_told_while_they_come(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Lines on standard error while half of the bytes are held back, and then nothing but JSON on standard output."""
+    double = filled(Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")))
+    double.act_of = lambda name, start: "withhold" if name.endswith(".safetensors") and start > 100_000 else None
+    command = day0("serve", f"s3://{BUCKET}/{PREFIX}", "--only", "vision", "--port", "0", "--json")
+    process = subprocess.Popen(
+        [*command, "--set", "vision.load_budget_bytes=60000", "--log-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**ENVIRONMENT, **environment_of(double)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    # What never says a word would be waited for without end: no bytes, no readiness.
+    too_late = threading.Timer(120, process.terminate)
+    too_late.start()
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        told = next((line for line in process.stderr if line.startswith("vision: load ")), "it has ended")
+        assert re.match(r"vision: load \d+ % \([\d.]+ \w+ of 816\.1 kB\b.*\) after [\d.]+ s$", told), told
+        double.release.set()
+        assert json.loads(process.stdout.readline())["event"] == "ready"
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=60)
+        assert (process.returncode, rest) == (0, "")
+        assert "vision: ready after " in errors
+    finally:
+        too_late.cancel()
+        double.stop()
+        # Its children end with it, unless it is killed.
+        process.terminate()
+        process.communicate()
 
 
 def test_a_death_is_told_and_ends_the_rest(tmp_path: Path) -> None:

@@ -134,3 +134,14 @@ def builder(tiny_checkpoint: Path) -> Iterator[PromptBuilder]:
     builder = PromptBuilder.from_checkpoint(tiny_checkpoint)
     yield builder
     builder.close()
+
+
+@pytest.fixture(scope="session")
+def packed_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint with its routed experts in MXFP4."""
+    from tests.llm_svc.packed import read, write
+    from tests.llm_svc.test_packed_experts import compressed_tensors
+
+    tensors = read(tiny_checkpoint)
+    quantization = compressed_tensors(tensors, {})
+    return write(tiny_checkpoint, tmp_path_factory.mktemp("packed") / "tiny", tensors, quantization)

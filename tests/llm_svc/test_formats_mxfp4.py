@@ -14,16 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from day0.quantize import quantization_config
 from day0_kernels.comparison import same_bits
 from day0_kernels.mxfp4 import decode
 from day0_kernels.mxfp4_expert_gemm.reference import mxfp4_expert_gemm
+from llm_svc.formats.format_error import FormatError
 from llm_svc.formats.mxfp4 import (
-    FormatError,
     PackedExperts,
     PackedFormat,
     PackedWeight,
-    check_compressed_tensors_config,
     find_experts,
     read_experts,
 )
@@ -338,39 +336,3 @@ def test_a_fault_names_the_tensor(name: str, break_it: Callable[[Tensors], objec
 
 def test_a_plain_checkpoint_has_no_packed_experts() -> None:
     assert find_experts([f"{P0}.gate_proj.weight", f"{PREFIX}.gate_up_proj", "model.layers.0.mlp.w1.scale"]) == []
-
-
-def _config(**changes: Any) -> dict[str, Any]:
-    config = quantization_config()
-    config["config_groups"]["group_0"]["weights"] |= changes
-    return config
-
-
-def test_our_own_quantization_config_is_accepted() -> None:
-    check_compressed_tensors_config(_config())
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("num_bits", 8), ("type", "int"), ("strategy", "channel"), ("group_size", 16), ("symmetric", False)],
-)
-def test_another_scheme_is_refused_by_its_field(field: str, value: Any) -> None:
-    with pytest.raises(FormatError, match=rf"group_0.weights.{field} is {value!r}, must be"):
-        check_compressed_tensors_config(_config(**{field: value}))
-
-
-def test_other_quantisations_are_refused() -> None:
-    for change, message in (
-        ({"quant_method": "fp8"}, "quant_method is 'fp8'"),
-        ({"config_groups": {}}, "config_groups is empty"),
-    ):
-        with pytest.raises(FormatError, match=message):
-            check_compressed_tensors_config(_config() | change)
-    config = _config()
-    config["config_groups"]["group_0"]["format"] = "nvfp4-pack-quantized"
-    with pytest.raises(FormatError, match=r"group_0\.format is 'nvfp4-pack-quantized', must be 'mxfp4-pack-quantized'"):
-        check_compressed_tensors_config(config)
-    config = _config()
-    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
-    with pytest.raises(FormatError, match=r"group_0\.input_activations must be null"):
-        check_compressed_tensors_config(config)

@@ -10,6 +10,7 @@ import pytest
 
 from llm_svc import memory_check
 from llm_svc.build import LoadError
+from llm_svc.memory_check import MemoryNeed, check_memory
 from llm_svc.settings import LlmSettings
 from tests.llm_svc.checkpoints import load
 
@@ -49,3 +50,31 @@ def test_a_control_group_bounds_what_is_available(tmp_path: Path, monkeypatch: p
     assert memory_check.available_bytes() == 600
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_check.available_bytes() == pytest.approx(machine, rel=0.2)
+
+
+def test_workspace_and_slots_count_and_name_their_settings(packed_checkpoint: Path) -> None:
+    settings = LlmSettings(
+        model=str(packed_checkpoint),
+        block_size=16,
+        experts_residency="host",
+        experts_device_slots=4,
+        experts_convert_tokens=7,
+        max_memory_bytes=MIB,
+    )
+    with pytest.raises(LoadError) as refused:
+        load(settings, never)
+    assert "workspace 0.00 GiB (experts_workspace_bytes 1073741824, experts_convert_tokens 7)" in str(refused.value)
+    assert "expert slots 0.00 GiB (experts_device_slots 4)" in str(refused.value)
+    small = settings.model_copy(update={"experts_workspace_bytes": 4095})
+    with pytest.raises(ValueError, match="experts_workspace_bytes 4095 must be at least 4096, one expert"):
+        load(small, never)
+
+
+@pytest.mark.parametrize("part", ["cache_bytes", "workspace_bytes", "slot_bytes"])
+def test_each_part_counts_after_the_loading_budget_has_gone(tmp_path: Path, part: str) -> None:
+    settings = LlmSettings(model=str(tmp_path), max_memory_bytes=100 * MIB, load_budget_bytes=30 * MIB)
+    check_memory(settings, MemoryNeed(60 * MIB, **{part: 40 * MIB}))
+    with pytest.raises(LoadError, match=r"0\.10 GiB at the peak"):
+        check_memory(settings, MemoryNeed(60 * MIB, **{part: 40 * MIB + 1}))
+    with pytest.raises(LoadError, match=r"0\.10 GiB at the peak"):
+        check_memory(settings, MemoryNeed(71 * MIB, **{part: 1}))

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
+from llm_svc.loading import LoadedModel
+from llm_svc.warm_up import warm_up
 from protos.common.v1 import common_pb2
 from protos.llm.v1 import llm_pb2, llm_pb2_grpc
+from svc_common.channel import open_channel
 from svc_common.errors import ServiceError, error_from_rpc
+from svc_common.health import NOT_SERVING, SERVING
 from tests.llm_svc.conftest import picture
-from tests.loopback import LlmOnLoopback, chat, completion, ids_part, image_part, text_part
+from tests.loopback import ANY_PORT, LlmOnLoopback, LoopThread, chat, completion, ids_part, image_part, text_part
 
 DATA = Path(__file__).parents[1] / "data" / "images"
 
@@ -214,24 +220,69 @@ def test_slow_reader_holds_up_only_itself(service: LlmOnLoopback) -> None:
     assert service.run(slow_and_quick()) == (64, tokens)
 
 
-def test_ready_only_after_the_first_forward(tiny_checkpoint: Path) -> None:
-    from grpc_health.v1 import health_pb2
-
+def test_ready_only_after_the_first_forward(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llm_svc.service import SERVICE_NAME, LanguageModelService
     from llm_svc.settings import LlmSettings
-    from tests.loopback import ANY_PORT, LoopThread
 
-    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    reached, go_on = threading.Event(), threading.Event()
+
+    def held_warm_up(model: LoadedModel) -> None:
+        reached.set()
+        assert go_on.wait(60)
+        warm_up(model)
+
+    monkeypatch.setattr("llm_svc.service.warm_up", held_warm_up)
     thread = LoopThread()
     loading = LanguageModelService(LlmSettings(model=str(tiny_checkpoint), block_size=16, **ANY_PORT))
 
-    async def life() -> list[int | None]:
+    async def life() -> None:
         await loading.start()
-        seen = [loading.health.status(""), loading.health.status(SERVICE_NAME)]
-        await loading.load()
-        seen += [loading.health.status(""), loading.health.status(SERVICE_NAME)]
+        readiness = [loading.health.status(SERVICE_NAME)]
+        task = asyncio.create_task(loading.load())
+        assert await asyncio.to_thread(reached.wait, 60)
+        readiness.append(loading.health.status(SERVICE_NAME))
+        assert loading.health.status("") == SERVING
+        async with open_channel(f"127.0.0.1:{loading.server.grpc_port}") as channel:
+            stub = llm_pb2_grpc.LanguageServiceStub(channel)
+            early = await stub.GetModelInfo(llm_pb2.GetModelInfoRequest())
+            for call in (stub.Generate(chat(text_part("hi"))).read(), stub.GetLoad(llm_pb2.GetLoadRequest())):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call
+                error = error_from_rpc(caught.value)
+                assert (error.status, error.reason) == (grpc.StatusCode.UNAVAILABLE, "LOADING")
+                assert "stage warm_up, 100 % of" in error.message
+            go_on.set()
+            await task
+            late = await stub.GetModelInfo(llm_pb2.GetModelInfoRequest())
+        readiness.append(loading.health.status(SERVICE_NAME))
         await loading.stop()
-        return seen
+        assert readiness == [NOT_SERVING, NOT_SERVING, SERVING]
+        assert (early.startup.stage, early.HasField("info")) == ("warm_up", False)
+        assert early.startup.loaded_bytes == early.startup.expected_bytes > 0
+        assert (late.startup.stage, late.info.model) == ("ready", tiny_checkpoint.name)
+        assert late.startup.elapsed_seconds > early.startup.elapsed_seconds
 
-    assert thread.run(life()) == [serving, not_serving, serving, serving]
+    thread.run(life())
     thread.close()
+
+
+def test_what_the_workspace_holds_is_read_when_it_is_asked_for(service: LlmOnLoopback) -> None:
+    """High water is told as it is at the call, not as it was at start."""
+
+    @dataclass
+    class Arena:
+        capacity_bytes: int = 4096
+        high_water_bytes: int = 1
+
+    async def ask() -> common_pb2.ModelInfo:
+        return (await service.stub.GetModelInfo(llm_pb2.GetModelInfoRequest())).info
+
+    served, arena = service.llm.servicer.served, Arena()
+    before, served._workspace = served._workspace, arena
+    try:
+        for held in (1, 3000):
+            arena.high_water_bytes = held
+            info = service.run(ask())
+            assert (info.workspace_bytes, info.workspace_high_water_bytes) == (4096, held)
+    finally:
+        served._workspace = before

@@ -48,6 +48,7 @@ class LlmDouble(llm_pb2_grpc.LanguageServiceServicer):
         self.model = model
         self.load = llm_pb2.GetLoadResponse()
         self.unavailable: ServiceError | None = None
+        self.startup_stage = "ready"
         self.stalled = False
         self.probes_while_stalled = 0
         self.answer: Answer = self.short_answer
@@ -100,7 +101,8 @@ class LlmDouble(llm_pb2_grpc.LanguageServiceServicer):
         if self.unavailable is not None:
             raise self.unavailable
         info = common_pb2.ModelInfo(model=self.model, architecture="Double", context_tokens=4096)
-        return llm_pb2.GetModelInfoResponse(info=info)
+        startup = common_pb2.StartupProgress(stage=self.startup_stage)
+        return llm_pb2.GetModelInfoResponse(info=info if startup.stage == "ready" else None, startup=startup)
 
     async def GetLoad(self, request: Any, context: Any) -> llm_pb2.GetLoadResponse:
         if self.stalled:

@@ -124,6 +124,24 @@ async def test_a_replica_that_loads_or_drains_gets_nothing(start_llm, start_rout
     assert await router.text(chat()) == "from loading"
 
 
+async def test_an_answer_without_a_model_is_no_model(start_llm, start_router, chat, until):
+    """GetModelInfo of a service that starts answers with its stage and no model; that is no model without a name."""
+    starting, other = await start_llm("starting"), await start_llm("other")
+    starting.startup_stage = "load"
+    router = await start_router(starting, other, ready=1)
+    replica = next(each for each in router.router.replicas.all() if each.name == starting.target)
+    await until(lambda: "startup stage load" in replica.reason)
+    assert (replica.ready, replica.info) == (False, None)
+    models = (await router.stub.ListModels(router_pb2.ListModelsRequest())).models
+    assert [model.model for model in models] == ["tiny"]
+    assert {await router.text(chat(str(index))) for index in range(10)} == {"from other"}
+    starting.startup_stage = "ready"
+    await router.wait_ready(2)
+    starting.startup_stage = "load"
+    await router.wait_ready(1)
+    assert router.metric("ready_replicas", model="tiny") == 1
+
+
 async def test_a_replica_may_be_late_a_few_times_but_not_for_ever(start_llm, start_router, chat):
     llm = await start_llm()
     router = await start_router(llm, probe_timeout_seconds=0.1, probe_timeouts_allowed=2)

@@ -13,6 +13,8 @@ from day0_kernels.mxfp4 import decode
 from llm_svc.build import LoadError
 from llm_svc.service import SERVICE_NAME, LanguageModelService
 from llm_svc.settings import LlmSettings
+from protos.common.v1 import common_pb2
+from protos.llm.v1 import llm_pb2
 from protos.router.v1 import router_pb2
 from svc_common.digests import make_manifest
 from svc_common.manifest import write_manifest
@@ -20,7 +22,7 @@ from svc_common.object_store import ObjectStore
 from tests.llm_svc.conftest import Sample, Upstream, picture
 from tests.llm_svc.packed import read, write
 from tests.llm_svc.test_parity import request_of
-from tests.loopback import ANY_PORT, Answer, LlmOnLoopback, LoopThread
+from tests.loopback import ANY_PORT, Answer, LlmOnLoopback, LoopThread, completion, ids_part
 from tests.s3_double import BUCKET, moto
 
 GOOD, BAD = f"s3://{BUCKET}/good", f"s3://{BUCKET}/bad"
@@ -100,6 +102,21 @@ def test_tokens_through_all_three_services_equal_upstream(bucket: None, quantise
     assert (info.tier, info.modalities) == ("native", ["text", "image"])
     for sample, answer in zip(samples, answers, strict=True):
         assert answer.ids[0] == reference.generate(sample), sample.name
+
+
+def test_the_workspace_is_told_by_model_info_and_metrics(quantised: Path) -> None:
+    settings = {"experts_convert_tokens": 1, "experts_workspace_bytes": 1 << 20}
+    with LlmOnLoopback(quantised, images=False, **settings) as service:
+
+        async def ask() -> common_pb2.ModelInfo:
+            return (await service.stub.GetModelInfo(llm_pb2.GetModelInfoRequest())).info
+
+        assert service.ask(completion(ids_part([5, 6, 7]), max_tokens=2, ignore_eos=True)).ids
+        info = service.run(ask())
+        assert 0 < info.workspace_high_water_bytes <= info.workspace_bytes
+        assert service.metric("day0_workspace_bytes") == info.workspace_bytes
+        assert service.metric("day0_workspace_high_water_bytes") == info.workspace_high_water_bytes
+    assert (info.experts_residency, info.experts_convert_tokens) == ("device", 1)
 
 
 @pytest.mark.parametrize("place", [-1, 4000])

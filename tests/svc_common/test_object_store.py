@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -61,6 +62,27 @@ def test_ranges_are_read_and_pinned(double: S3Double, store: ObjectStore) -> Non
     assert store.read_range(file, 7, 7) == b""
     assert double.ranges("a.bin") == ["bytes=10-109"] and double.if_matches == ['"a.bin-1"']
     assert store.read(file) == CONTENT
+
+
+def test_a_body_of_many_chunks_is_spread_over_its_targets(double: S3Double, store: ObjectStore) -> None:
+    content = random.Random(5).randbytes(3_000_000)
+    double.put("a.bin", content)
+    file = only(store)
+    targets = [memoryview(bytearray(size)) for size in (1, 0, 700_000, 3, 1_500_000, 0)]
+    double.script.extend(["cut", "ok"])
+    store.read_into(file, 11, targets)
+    assert b"".join(targets) == content[11 : 11 + 2_200_004]
+    assert double.ranges("a.bin") == ["bytes=11-2200014"] * 2
+
+
+def test_cancelling_ends_a_body(double: S3Double, store: ObjectStore) -> None:
+    double.put("a.bin", bytes(3_000_000))
+    file = only(store)
+    cancelled = threading.Event()
+    double.at_request = lambda _: cancelled.set()
+    with pytest.raises(ShortRange, match=r": 0 bytes for the range"):
+        store.read_into(file, 0, [memoryview(bytearray(3_000_000))], cancelled=cancelled)
+    assert len(double.ranges("a.bin")) == 1
 
 
 @pytest.mark.parametrize("fault", ["slow", "fault", "cut", "short", "short_range", "reset"])

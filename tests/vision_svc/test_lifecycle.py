@@ -38,11 +38,15 @@ async def test_not_ready_before_one_real_forward(serve_vision: ServeVision, monk
     await asyncio.to_thread(reached.wait, 20)
     assert await readiness(client, SERVICE_NAME) == health_pb2.HealthCheckResponse.NOT_SERVING
     assert await readiness(client, "") == health_pb2.HealthCheckResponse.SERVING
-    for call in (client.encode(noise(1)), client.load(), client.stub.GetModelInfo(vision_pb2.GetModelInfoRequest())):
+    early = await client.stub.GetModelInfo(vision_pb2.GetModelInfoRequest())
+    assert early.startup.stage == "warm_up" and not early.HasField("info")
+    assert early.startup.loaded_bytes == early.startup.expected_bytes > 0
+    for call in (client.encode(noise(1)), client.load()):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert error_from_rpc(caught.value).reason == "LOADING"
+        error = error_from_rpc(caught.value)
+        assert error.reason == "LOADING" and "stage warm_up, 100 % of" in error.message
     go_on.set()
     await loading
     assert await readiness(client, SERVICE_NAME) == health_pb2.HealthCheckResponse.SERVING
@@ -51,7 +55,9 @@ async def test_not_ready_before_one_real_forward(serve_vision: ServeVision, monk
 
 async def test_model_info(serve_vision: ServeVision) -> None:
     client = await serve_vision(model_name="glm")
-    info = (await client.stub.GetModelInfo(vision_pb2.GetModelInfoRequest())).info
+    answer = await client.stub.GetModelInfo(vision_pb2.GetModelInfoRequest())
+    info = answer.info
+    assert answer.startup.stage == "ready"
     assert (info.model, info.tier, list(info.modalities)) == ("glm", "upstream", ["image"])
     assert info.architecture == "Glm5NextForConditionalGeneration"
     assert (info.dtype, info.visual_hidden, info.context_tokens) == ("float32", 64, 0)

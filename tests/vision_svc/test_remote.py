@@ -16,6 +16,7 @@ from svc_common.channel import open_channel
 from svc_common.digests import make_manifest
 from svc_common.manifest import write_manifest
 from svc_common.object_store import ObjectStore
+from svc_common.startup import StartupStopped
 from tests.checkpoints import flip
 from tests.s3_double import BUCKET, PREFIX, moto
 from tests.vision_svc.checkpoints import opened, vision_files
@@ -74,17 +75,18 @@ async def test_tokens_from_a_store_are_those_from_the_folder(
     infos = [(await each.stub.GetModelInfo(vision_pb2.GetModelInfoRequest())).info for each in (there, here)]
     assert infos[0].model == PREFIX
     assert infos[0].checkpoint_digest == infos[1].checkpoint_digest
-    loaded = [each.launcher.metrics.weight_load_bytes._value.get() for each in (there, here)]
-    expected = [each.launcher.metrics.weight_load_expected_bytes._value.get() for each in (there, here)]
-    assert loaded == expected and loaded[0] == loaded[1] > 0
+    starts = [each.launcher.startup.snapshot() for each in (there, here)]
+    assert {start.loaded_bytes for start in starts} == {start.expected_bytes for start in starts} != {0}
 
 
-async def test_stages_come_in_order(serve_vision: ServeVision, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stages_come_in_order(serve_vision: ServeVision, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     client = await serve_vision(load=False)
-    entered: list[str] = []
-    monkeypatch.setattr(client.launcher.metrics, "set_startup_stage", entered.append)
+    assert stages(client) == ["resolve"]
     await client.launcher.load()
-    assert entered == ["resolving", "loading", "warming_up", "ready"]
+    entered = [record.args for record in caplog.records if record.name == "day0.startup"]
+    assert entered == [("manifest",), ("load",), ("verify",), ("warm_up",), ("ready",)]
+    assert stages(client) == ["ready"]
 
 
 async def test_flipped_byte_in_a_shard_is_never_served(checkpoint: Path, serve_vision: ServeVision) -> None:
@@ -112,5 +114,5 @@ async def test_required_manifest_that_is_absent(serve_vision: ServeVision) -> No
 async def test_a_stopped_service_reads_no_further(serve_vision: ServeVision) -> None:
     client = await serve_vision(load=False)
     await client.launcher.stop()
-    with pytest.raises(WeightsError, match=r"stopped after 0 of \d+ bytes"):
+    with pytest.raises(StartupStopped, match=r"stopped after 0 of \d+ bytes"):
         client.launcher._load_model()

@@ -117,6 +117,7 @@ async def test_bad_image(serve_vision: ServeVision, image_bytes: Bytes, name: st
     assert error_from_rpc(error).field == "data"
     assert (await client.encode(image_bytes("gray.jpg"))).header.tokens == 4
     await client.until_idle()
+    assert f'day0_request_failure_total{{status="{status}"}} 1.0' in client.launcher.metrics.text()
 
 
 async def test_image_bytes_limit(serve_vision: ServeVision) -> None:

@@ -14,7 +14,7 @@ from svc_common.digests import make_manifest
 from svc_common.manifest import write_manifest
 from svc_common.object_store import ObjectStore
 from tests.checkpoints import flip
-from tests.vision_svc.checkpoints import INDEX, opened, vision_files, weights_of
+from tests.vision_svc.checkpoints import INDEX, encoder_of, opened, vision_files, weights_of
 from vision_svc.weights import VISION_PREFIX, WeightsError, read_vision_weights
 
 
@@ -85,6 +85,36 @@ def test_other_dtype_is_refused_by_name(checkpoint: Path) -> None:
     save_file(load_file(checkpoint / file) | {name: torch.ones(4, dtype=torch.uint8)}, checkpoint / file)
     change_index(checkpoint, **{name: file})
     with pytest.raises(WeightsError, match=r"tensor 'model\.visual\.packed' has dtype U8, expected one of F32"):
+        weights_of(checkpoint)
+
+
+def test_the_tower_of_an_fp8_checkpoint_is_read_where_it_is_not_quantised(checkpoint: Path) -> None:
+    before = weights_of(checkpoint)
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["model.visual"]}
+    config = json.loads((checkpoint / "config.json").read_text()) | {"quantization_config": quantization}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    file = next(
+        file for file, names in vision_files(checkpoint).items() if len(load_file(checkpoint / file)) > len(names)
+    )
+    tensors = load_file(checkpoint / file)
+    text = next(name for name, tensor in tensors.items() if not name.startswith(VISION_PREFIX) and tensor.dim() == 2)
+    scales = torch.ones([-(-side // 128) for side in tensors[text].shape])
+    tensors |= {text: tensors[text].to(torch.float8_e4m3fn), f"{text}_scale_inv": scales}
+    save_file(tensors, checkpoint / file)
+    change_index(checkpoint, **{f"{text}_scale_inv": file})
+    assert weights_of(checkpoint).digest == before.digest
+    encoder_of(checkpoint)
+
+
+def test_a_quantised_tower_is_refused_by_name(checkpoint: Path) -> None:
+    """Read by itself a code would be cast without its scale: right shape, wrong numbers."""
+    file, names = sorted(vision_files(checkpoint).items())[0]
+    name = next(name for name in names if name.endswith("weight"))
+    tensors = load_file(checkpoint / file)
+    tensors |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(1, 1)}
+    save_file(tensors, checkpoint / file)
+    change_index(checkpoint, **{f"{name}_scale_inv": file})
+    with pytest.raises(WeightsError, match=rf"tensor '{name}' has dtype F8_E4M3, expected one of F32, BF16, F16"):
         weights_of(checkpoint)
 
 

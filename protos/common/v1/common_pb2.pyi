@@ -184,7 +184,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., visual_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "architecture", "tier", "modalities", "context_tokens", "dtype", "operator_backends", "checkpoint_digest", "versions", "visual_hidden")
+    __slots__ = ("model", "architecture", "tier", "modalities", "context_tokens", "dtype", "operator_backends", "checkpoint_digest", "versions", "visual_hidden", "workspace_bytes", "workspace_high_water_bytes", "experts_residency", "experts_convert_tokens")
     class OperatorBackendsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,10 @@ class ModelInfo(_message.Message):
     CHECKPOINT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     VISUAL_HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_HIGH_WATER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_CONVERT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     tier: str
@@ -219,4 +223,24 @@ class ModelInfo(_message.Message):
     checkpoint_digest: str
     versions: _containers.ScalarMap[str, str]
     visual_hidden: int
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., tier: _Optional[str] = ..., modalities: _Optional[_Iterable[str]] = ..., context_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., operator_backends: _Optional[_Mapping[str, str]] = ..., checkpoint_digest: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., visual_hidden: _Optional[int] = ...) -> None: ...
+    workspace_bytes: int
+    workspace_high_water_bytes: int
+    experts_residency: str
+    experts_convert_tokens: int
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., tier: _Optional[str] = ..., modalities: _Optional[_Iterable[str]] = ..., context_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., operator_backends: _Optional[_Mapping[str, str]] = ..., checkpoint_digest: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., visual_hidden: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., workspace_high_water_bytes: _Optional[int] = ..., experts_residency: _Optional[str] = ..., experts_convert_tokens: _Optional[int] = ...) -> None: ...
+
+class StartupProgress(_message.Message):
+    __slots__ = ("stage", "loaded_bytes", "expected_bytes", "bytes_per_second", "seconds_left", "elapsed_seconds")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    loaded_bytes: int
+    expected_bytes: int
+    bytes_per_second: float
+    seconds_left: float
+    elapsed_seconds: float
+    def __init__(self, stage: _Optional[str] = ..., loaded_bytes: _Optional[int] = ..., expected_bytes: _Optional[int] = ..., bytes_per_second: _Optional[float] = ..., seconds_left: _Optional[float] = ..., elapsed_seconds: _Optional[float] = ...) -> None: ...

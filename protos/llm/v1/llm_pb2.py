@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.common.v1 import common_pb2 as protos_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/llm/v1/llm.proto\x12\x0b\x64\x61y0.llm.v1\x1a\x1dprotos/common/v1/common.proto\"\xb3\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.day0.common.v1.ChatH\x00\x12\x30\n\ncompletion\x18\x03 \x01(\x0b\x32\x1a.day0.common.v1.CompletionH\x00\x12\x30\n\x08sampling\x18\x04 \x01(\x0b\x32\x1e.day0.common.v1.SamplingParamsB\x07\n\x05input\"\xcd\x01\n\x10GenerateResponse\x12,\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x18.day0.common.v1.AcceptedH\x00\x12&\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x15.day0.common.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.day0.common.v1.ChoiceFinishedH\x00\x12&\n\x05usage\x18\x04 \x01(\x0b\x32\x15.day0.common.v1.UsageH\x00\x42\x07\n\x05\x65vent\"\x15\n\x13GetModelInfoRequest\"?\n\x14GetModelInfoResponse\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.day0.common.v1.ModelInfo\"\x10\n\x0eGetLoadRequest\"\x8a\x02\n\x0fGetLoadResponse\x12\x15\n\rqueued_tokens\x18\x01 \x01(\x03\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x05\x12\x19\n\x11running_sequences\x18\x03 \x01(\x05\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\x05\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\x05\x12\x18\n\x10\x66ree_state_slots\x18\x06 \x01(\x05\x12\x19\n\x11total_state_slots\x18\x07 \x01(\x05\x12\x16\n\x0evisual_entries\x18\x08 \x01(\x05\x12\x14\n\x0copen_streams\x18\t \x01(\x05\x12\x1d\n\x15max_running_sequences\x18\n \x01(\x05\x32\xf7\x01\n\x0fLanguageService\x12I\n\x08Generate\x12\x1c.day0.llm.v1.GenerateRequest\x1a\x1d.day0.llm.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .day0.llm.v1.GetModelInfoRequest\x1a!.day0.llm.v1.GetModelInfoResponse\x12\x44\n\x07GetLoad\x12\x1b.day0.llm.v1.GetLoadRequest\x1a\x1c.day0.llm.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/llm/v1/llm.proto\x12\x0b\x64\x61y0.llm.v1\x1a\x1dprotos/common/v1/common.proto\"\xb3\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x14.day0.common.v1.ChatH\x00\x12\x30\n\ncompletion\x18\x03 \x01(\x0b\x32\x1a.day0.common.v1.CompletionH\x00\x12\x30\n\x08sampling\x18\x04 \x01(\x0b\x32\x1e.day0.common.v1.SamplingParamsB\x07\n\x05input\"\xcd\x01\n\x10GenerateResponse\x12,\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x18.day0.common.v1.AcceptedH\x00\x12&\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x15.day0.common.v1.DeltaH\x00\x12\x32\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1e.day0.common.v1.ChoiceFinishedH\x00\x12&\n\x05usage\x18\x04 \x01(\x0b\x32\x15.day0.common.v1.UsageH\x00\x42\x07\n\x05\x65vent\"\x15\n\x13GetModelInfoRequest\"q\n\x14GetModelInfoResponse\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.day0.common.v1.ModelInfo\x12\x30\n\x07startup\x18\x02 \x01(\x0b\x32\x1f.day0.common.v1.StartupProgress\"\x10\n\x0eGetLoadRequest\"\x8a\x02\n\x0fGetLoadResponse\x12\x15\n\rqueued_tokens\x18\x01 \x01(\x03\x12\x18\n\x10waiting_requests\x18\x02 \x01(\x05\x12\x19\n\x11running_sequences\x18\x03 \x01(\x05\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\x05\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\x05\x12\x18\n\x10\x66ree_state_slots\x18\x06 \x01(\x05\x12\x19\n\x11total_state_slots\x18\x07 \x01(\x05\x12\x16\n\x0evisual_entries\x18\x08 \x01(\x05\x12\x14\n\x0copen_streams\x18\t \x01(\x05\x12\x1d\n\x15max_running_sequences\x18\n \x01(\x05\x32\xf7\x01\n\x0fLanguageService\x12I\n\x08Generate\x12\x1c.day0.llm.v1.GenerateRequest\x1a\x1d.day0.llm.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .day0.llm.v1.GetModelInfoRequest\x1a!.day0.llm.v1.GetModelInfoResponse\x12\x44\n\x07GetLoad\x12\x1b.day0.llm.v1.GetLoadRequest\x1a\x1c.day0.llm.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELINFOREQUEST']._serialized_start=461
   _globals['_GETMODELINFOREQUEST']._serialized_end=482
   _globals['_GETMODELINFORESPONSE']._serialized_start=484
-  _globals['_GETMODELINFORESPONSE']._serialized_end=547
-  _globals['_GETLOADREQUEST']._serialized_start=549
-  _globals['_GETLOADREQUEST']._serialized_end=565
-  _globals['_GETLOADRESPONSE']._serialized_start=568
-  _globals['_GETLOADRESPONSE']._serialized_end=834
-  _globals['_LANGUAGESERVICE']._serialized_start=837
-  _globals['_LANGUAGESERVICE']._serialized_end=1084
+  _globals['_GETMODELINFORESPONSE']._serialized_end=597
+  _globals['_GETLOADREQUEST']._serialized_start=599
+  _globals['_GETLOADREQUEST']._serialized_end=615
+  _globals['_GETLOADRESPONSE']._serialized_start=618
+  _globals['_GETLOADRESPONSE']._serialized_end=884
+  _globals['_LANGUAGESERVICE']._serialized_start=887
+  _globals['_LANGUAGESERVICE']._serialized_end=1134
 # @@protoc_insertion_point(module_scope)

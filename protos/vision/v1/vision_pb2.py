@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.common.v1 import common_pb2 as protos_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/vision/v1/vision.proto\x12\x0e\x64\x61y0.vision.v1\x1a\x1dprotos/common/v1/common.proto\",\n\rEncodeRequest\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05label\x18\x02 \x01(\t\"\xa9\x01\n\x0e\x45ncodeResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.day0.vision.v1.VisualHeaderH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.day0.vision.v1.VisualChunkH\x00\x12\x30\n\x07trailer\x18\x03 \x01(\x0b\x32\x1d.day0.vision.v1.VisualTrailerH\x00\x42\x07\n\x05piece\"\xa2\x01\n\x0cVisualHeader\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x13\n\x0bgrid_frames\x18\x02 \x01(\x05\x12\x13\n\x0bgrid_height\x18\x03 \x01(\x05\x12\x12\n\ngrid_width\x18\x04 \x01(\x05\x12\x0e\n\x06hidden\x18\x05 \x01(\x05\x12$\n\x05\x64type\x18\x06 \x01(\x0e\x32\x15.day0.common.v1.DType\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\"J\n\x0bVisualChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x05\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\"N\n\rVisualTrailer\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\"\x15\n\x13GetModelInfoRequest\"?\n\x14GetModelInfoResponse\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.day0.common.v1.ModelInfo\"\x10\n\x0eGetLoadRequest\"\x9d\x01\n\x0fGetLoadResponse\x12\x16\n\x0ewaiting_images\x18\x01 \x01(\x05\x12\x16\n\x0erunning_images\x18\x02 \x01(\x05\x12\x15\n\rcached_images\x18\x03 \x01(\x05\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x04 \x01(\x03\x12\x14\n\x0copen_streams\x18\x05 \x01(\x05\x12\x17\n\x0fwaiting_patches\x18\x06 \x01(\x03\x32\x81\x02\n\rVisionService\x12I\n\x06\x45ncode\x12\x1d.day0.vision.v1.EncodeRequest\x1a\x1e.day0.vision.v1.EncodeResponse0\x01\x12Y\n\x0cGetModelInfo\x12#.day0.vision.v1.GetModelInfoRequest\x1a$.day0.vision.v1.GetModelInfoResponse\x12J\n\x07GetLoad\x12\x1e.day0.vision.v1.GetLoadRequest\x1a\x1f.day0.vision.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/vision/v1/vision.proto\x12\x0e\x64\x61y0.vision.v1\x1a\x1dprotos/common/v1/common.proto\",\n\rEncodeRequest\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05label\x18\x02 \x01(\t\"\xa9\x01\n\x0e\x45ncodeResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.day0.vision.v1.VisualHeaderH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.day0.vision.v1.VisualChunkH\x00\x12\x30\n\x07trailer\x18\x03 \x01(\x0b\x32\x1d.day0.vision.v1.VisualTrailerH\x00\x42\x07\n\x05piece\"\xa2\x01\n\x0cVisualHeader\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\x13\n\x0bgrid_frames\x18\x02 \x01(\x05\x12\x13\n\x0bgrid_height\x18\x03 \x01(\x05\x12\x12\n\ngrid_width\x18\x04 \x01(\x05\x12\x0e\n\x06hidden\x18\x05 \x01(\x05\x12$\n\x05\x64type\x18\x06 \x01(\x0e\x32\x15.day0.common.v1.DType\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\"J\n\x0bVisualChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x05\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\"N\n\rVisualTrailer\x12\x0e\n\x06tokens\x18\x01 \x01(\x05\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\"\x15\n\x13GetModelInfoRequest\"q\n\x14GetModelInfoResponse\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.day0.common.v1.ModelInfo\x12\x30\n\x07startup\x18\x02 \x01(\x0b\x32\x1f.day0.common.v1.StartupProgress\"\x10\n\x0eGetLoadRequest\"\x9d\x01\n\x0fGetLoadResponse\x12\x16\n\x0ewaiting_images\x18\x01 \x01(\x05\x12\x16\n\x0erunning_images\x18\x02 \x01(\x05\x12\x15\n\rcached_images\x18\x03 \x01(\x05\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x04 \x01(\x03\x12\x14\n\x0copen_streams\x18\x05 \x01(\x05\x12\x17\n\x0fwaiting_patches\x18\x06 \x01(\x03\x32\x81\x02\n\rVisionService\x12I\n\x06\x45ncode\x12\x1d.day0.vision.v1.EncodeRequest\x1a\x1e.day0.vision.v1.EncodeResponse0\x01\x12Y\n\x0cGetModelInfo\x12#.day0.vision.v1.GetModelInfoRequest\x1a$.day0.vision.v1.GetModelInfoResponse\x12J\n\x07GetLoad\x12\x1e.day0.vision.v1.GetLoadRequest\x1a\x1f.day0.vision.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,11 +45,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELINFOREQUEST']._serialized_start=619
   _globals['_GETMODELINFOREQUEST']._serialized_end=640
   _globals['_GETMODELINFORESPONSE']._serialized_start=642
-  _globals['_GETMODELINFORESPONSE']._serialized_end=705
-  _globals['_GETLOADREQUEST']._serialized_start=707
-  _globals['_GETLOADREQUEST']._serialized_end=723
-  _globals['_GETLOADRESPONSE']._serialized_start=726
-  _globals['_GETLOADRESPONSE']._serialized_end=883
-  _globals['_VISIONSERVICE']._serialized_start=886
-  _globals['_VISIONSERVICE']._serialized_end=1143
+  _globals['_GETMODELINFORESPONSE']._serialized_end=755
+  _globals['_GETLOADREQUEST']._serialized_start=757
+  _globals['_GETLOADREQUEST']._serialized_end=773
+  _globals['_GETLOADRESPONSE']._serialized_start=776
+  _globals['_GETLOADRESPONSE']._serialized_end=933
+  _globals['_VISIONSERVICE']._serialized_start=936
+  _globals['_VISIONSERVICE']._serialized_end=1193
 # @@protoc_insertion_point(module_scope)
