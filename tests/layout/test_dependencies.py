@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {
     "tests",
+    "tools",
     "benchmarks",
     "training",
     "protos",
