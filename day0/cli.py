@@ -25,11 +25,9 @@ app = typer.Typer(
 
     A first session, without any model at hand:
 
-    [bold]day0 tiny glm5_next /tmp/tiny[/bold]   write a small random checkpoint
+    [bold]day0 serve[/bold]   start router, vision and language service on the small model that comes along
 
-    [bold]day0 serve /tmp/tiny[/bold]            start router, vision and language service
-
-    [bold]day0 chat "What is this?" --image photo.jpg[/bold]   ask, in another terminal""",
+    [bold]day0 chat "What is shown here?" --image photo.png[/bold]   ask, in another terminal""",
 )
 
 app.add_typer(bench_app, name="bench")
@@ -94,7 +92,11 @@ def quantize(
 def serve(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="Folder of a checkpoint: a path, file://, s3://, gs:// or az://.")
+        str | None,
+        typer.Argument(
+            help="Folder of a checkpoint: a path, file://, s3://, gs:// or az://. Without one the small model that "
+            "comes with day0 is served."
+        ),
     ] = None,
     only: Annotated[Service | None, typer.Option(help="Run this service alone.")] = None,
     host: Annotated[str, typer.Option(help="Address all ports listen on.")] = "127.0.0.1",
@@ -116,10 +118,13 @@ def serve(
     log is shown and the exit status is 1. Settings can also be environment variables: DAY0_ROUTER_..., DAY0_VISION_...,
     DAY0_LLM_....
     """
+    from day0.embedded import embedded_model
     from day0.plan import ServeOptions, make_plans
     from day0.serve import serve as run
     from day0.stack import Stack
 
+    if model is None and only is not Service.router:
+        model = str(embedded_model())
     options = ServeOptions(
         model=model,
         only=only.value if only else None,
@@ -178,12 +183,56 @@ def chat(
 @app.command()
 def demo(
     context: typer.Context,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of the answer.")] = 64,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the pictures; without one they go with the demo.")
+    ] = None,
 ) -> None:
-    """Go the whole way once: a tiny checkpoint, three services, one photograph, a streamed answer."""
+    """Go the whole way once: the embedded model, three services, pictures and a long text, streamed answers.
+
+    The questions are of the held-out set, so each has one right answer. The exit status is 1 when one is wrong.
+    """
     from day0.demo import demo as run
 
-    asyncio.run(run(context.obj, Console(), max_tokens=max_tokens))
+    if not asyncio.run(run(context.obj, Console(), pictures=pictures)):
+        raise typer.Exit(1)
+
+
+@app.command(name="demo-eval")
+def demo_eval(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Option(help="A running router, host:port; without one the embedded model is started.")
+    ] = None,
+    examples: Annotated[Path | None, typer.Option(help="Another held-out set (.jsonl.xz).")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Questions of each task; 0 is all.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight.")] = 8,
+    show_wrong: Annotated[int, typer.Option(min=0, help="Wrong answers to show of each task.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, with every wrong answer.")] = False,
+) -> None:
+    """Ask the embedded model its held-out questions through the running services and print the scores.
+
+    Pictures in typefaces it has not seen, sums it was not taught, facts hidden in long texts. An answer counts when it
+    is the expected sentence, to the letter. The exit status is 1 when a task is below what it must reach.
+    """
+    from day0.demo_eval import run_demo_eval
+    from day0.embedded import embedded_held_out
+    from day0.heldout import read_held_out
+
+    held_out = read_held_out(examples or embedded_held_out()).choose(task or (), limit)
+    reached = asyncio.run(
+        run_demo_eval(
+            context.obj,
+            held_out,
+            Console(stderr=True),
+            target=target,
+            concurrency=concurrency,
+            show_wrong=show_wrong,
+            as_json=as_json,
+        )
+    )
+    if not reached:
+        raise typer.Exit(1)
 
 
 _MEMORY_HELP = "Most memory for bytes in flight, in MiB."
@@ -224,6 +273,7 @@ def verify(
 def run(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Run one command; the exit status: 0, 1 for a failure, 2 for a bad command line, 130 after Ctrl-C."""
     from day0.chat import UnreadableImage
+    from day0.heldout import HeldOutError
     from day0.plan import PlanError
     from day0.service_process import ServiceFailed
     from svc_common.checkpoint_errors import CheckpointError
@@ -234,7 +284,7 @@ def run(arguments: list[str], environ: Mapping[str, str]) -> int:
         app(arguments, standalone_mode=True, prog_name="day0", obj=dict(environ))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
-    except (PlanError, UnreadableImage, FileExistsError) as error:
+    except (PlanError, UnreadableImage, HeldOutError, FileExistsError, FileNotFoundError) as error:
         print(f"day0: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
@@ -249,6 +299,6 @@ def run(arguments: list[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return 130
     except asyncio.CancelledError:
-        # The demo ends so after a SIGTERM.
+        # The demo and its evaluation end so after a SIGTERM.
         return 143
     return 0

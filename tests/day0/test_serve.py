@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from day0.photograph import draw_photograph
 from tests.s3_double import BUCKET, PREFIX
 from tests.services.store import environment_of, filled
+from training.demo.photograph import draw_photograph
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {

@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors import safe_open
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from day0.photograph import draw_photograph
 from day0.tiny import SPECIAL_TOKENS, build_tokenizer, write_tiny_checkpoint
+from training.demo.photograph import draw_photograph
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""The demo's picture is a real JPEG and the same each time."""
+"""The drawn photograph is a real JPEG and the same each time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 from PIL import Image
 
-from day0.photograph import draw_photograph
+from training.demo.photograph import draw_photograph
 
 
 def test_photograph() -> None:

@@ -1,4 +1,4 @@
-"""Draws the demo's photograph: a house at a lake in the evening, made by this code and nobody's property."""
+"""Draws a made-up photograph, a house at a lake in the evening, made by this code and nobody's property."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Training scripts, outside the runtime packages."""

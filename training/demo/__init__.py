@@ -1,0 +1,1 @@
+"""Trains the embedded demo model, from its data to its checkpoint."""

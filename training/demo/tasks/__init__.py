@@ -1,0 +1,1 @@
+"""The demo model's tasks, one family a file."""
