@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from day0_kernels.inputs import Inputs, make_inputs
 from day0_kernels.spec import FLOAT, Case, Operator
 
 DTYPES = ("float32", "bfloat16", "float16")
+TIMED_DTYPE = "bfloat16"
 WORKERS = 8
 ROW_BY_ROW = ("hc_pre", "hc_post", "mxfp4_expert_gemm")
 # The specs' cases are small; these have whole tiles and more parts than one.
@@ -43,8 +44,13 @@ def cases(operator: Operator) -> tuple[Case, ...]:
     return (*operator.cases, *MORE_CASES.get(operator.name, ()))
 
 
-def check_operator(name: str, dtype_name: str) -> tuple[int, list[str]]:
-    """Cases that were run in a dtype, and what was wrong; none where the backend refuses the dtype."""
+def check_operator(job: tuple[str, str, float]) -> tuple[str, str, int, int, list[str]]:
+    """Operator, dtype, cases run, cases not reached in the seconds given, and what was wrong.
+
+    No case runs where the backend refuses the dtype.
+    """
+    name, dtype_name, seconds = job
+    began = time.monotonic()
     warnings.filterwarnings("ignore", message=".*deterministic.*")
     # Uninitialised memory is NaN: what is never written is seen.
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -52,12 +58,15 @@ def check_operator(name: str, dtype_name: str) -> tuple[int, list[str]]:
     try:
         ours = registry.resolve(name, "cuda", dtype, "triton").fn
     except registry.BackendRefused as refused:
-        return 0, [] if refused.reason.startswith("dtype") else [refused.reason]
+        return name, dtype_name, 0, 0, [] if refused.reason.startswith("dtype") else [refused.reason]
     reference = registry.resolve(name, "cuda", dtype, "reference").fn
     wrong: list[str] = []
-    ran = 0
+    ran = missed = 0
     for case in cases(operator):
         for seed in (0, 1):
+            if time.monotonic() - began > seconds:
+                missed += 1
+                continue
             ran += 1
             try:
                 with torch.no_grad():
@@ -69,7 +78,7 @@ def check_operator(name: str, dtype_name: str) -> tuple[int, list[str]]:
                         check_first_row(operator, ours, inputs)
             except Exception as error:  # one wrong case must not hide the others
                 wrong.append(f"{case.name} {dtype_name} seed {seed}: {type(error).__name__}: {str(error)[:200]}")
-    return ran, wrong
+    return name, dtype_name, ran, missed, wrong
 
 
 def check_first_row(operator: Operator, fn: Callable[..., Any], inputs: Inputs) -> None:
@@ -106,28 +115,55 @@ def check_in_graph(operator: Operator, fn: Callable[..., Any], inputs: Inputs) -
     graph.reset()
 
 
-def check_all(only: set[str]) -> dict[str, list[str]]:
-    """What is wrong with each operator that has a Triton backend; prints a line for each.
+def check_all(only: set[str], seconds: float, seconds_each: float) -> dict[str, list[str]]:
+    """What is wrong with each operator that has a Triton backend; a line for each dtype as soon as it is done.
 
-    In processes, because nearly all of the time is the compiler's, and because a wrong access ends all work of one.
+    Few cases first. A dtype begins no case after `seconds_each`; what is not done after `seconds` is stopped, and an
+    operator of which no dtype was done counts as wrong. In processes, because nearly all of the time is the compiler's,
+    and because a wrong access ends all work of one.
     """
     from tests.kernels.triton_proofs import PROOFS
 
+    began = time.monotonic()
     found: dict[str, list[str]] = {"rounding": [name for name, proof in PROOFS.items() if not proof("cuda")]}
-    print("rounding and decoding over all codes:", "WRONG " + str(found["rounding"]) if found["rounding"] else "right")
-    names = [
-        operator.name
+    said = "WRONG " + str(found["rounding"]) if found["rounding"] else "right"
+    print("rounding and decoding over all codes:", said, flush=True)
+    declared = [
+        operator
         for operator in registry.operators()
         if "triton" in registry.backends(operator.name) and (not only or operator.name in only)
     ]
-    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-        jobs = {name: [pool.submit(check_operator, name, dtype) for dtype in _dtypes(name)] for name in names}
-        for name, parts in jobs.items():
-            results = [part.result() for part in parts]
-            found[name] = [line for _, wrong in results for line in wrong]
-            print(f"{name:<22}{sum(ran for ran, _ in results):>4} cases, {len(found[name])} wrong", flush=True)
-            for line in found[name][:4]:
+    declared.sort(key=lambda operator: len(cases(operator)))
+    # The dtype that is timed comes first of all operators.
+    jobs = [
+        (operator.name, dtype, seconds_each)
+        for first in (True, False)
+        for operator in declared
+        for dtype in _dtypes(operator.name)
+        if (dtype == TIMED_DTYPE or len(_dtypes(operator.name)) == 1) == first
+    ]
+    waiting = {(name, dtype) for name, dtype, _ in jobs}
+    done: set[str] = set()
+    # A pool that ends its processes when it is left, whatever they do.
+    with multiprocessing.get_context("spawn").Pool(WORKERS, maxtasksperchild=1) as pool:
+        results = pool.imap_unordered(check_operator, jobs)
+        while waiting:
+            try:
+                name, dtype, ran, missed, wrong = results.next(max(0.1, seconds - (time.monotonic() - began)))
+            except multiprocessing.TimeoutError:
+                break
+            waiting.discard((name, dtype))
+            done.add(name)
+            found.setdefault(name, []).extend(wrong)
+            late = f", {missed} not reached" if missed else ""
+            print(f"{name:<22}{dtype:<10}{ran:>4} cases, {len(wrong)} wrong{late}", flush=True)
+            for line in wrong[:4]:
                 print("    " + line, flush=True)
+    for name, dtype in sorted(waiting):
+        print(f"{name:<22}{dtype:<10}not done after {seconds:.0f} s", flush=True)
+    for operator in declared:
+        if operator.name not in done:
+            found[operator.name] = [f"not checked within {seconds:.0f} s"]
     return found
 
 
