@@ -25,8 +25,8 @@ from day0.terminal import printable
 from protos.common.v1 import common_pb2
 from protos.router.v1 import router_pb2
 
-# The longest right answer has about twenty tokens.
-MAX_ANSWER_TOKENS = 64
+# The longest right answer copies a string of about a hundred tokens.
+MAX_ANSWER_TOKENS = 256
 REQUEST_SECONDS = 600.0
 
 

@@ -55,33 +55,6 @@ SHARES = {
     "needle_8k": 0.5,
     "needle_16k": 0.1,
 }
-TITLES = {
-    "shapes": "colour and shape",
-    "counts": "count of shapes",
-    "sides": "left and right",
-    "numbers": "numbers of 2-4 digits, unseen typefaces",
-    "digits": "handwritten digits, unseen hands",
-    "words": "short words, unseen typefaces",
-    "two_pictures": "two pictures in order",
-    "several_pictures": "several pictures in one chat",
-    "second_turns": "second turn about the first",
-    "far_picture_300": "picture 300 tokens before its question",
-    "far_picture_1000": "picture 1,000 tokens before its question",
-    "facts": "1,000 invented facts, unseen phrasing",
-    "sums": "unseen sums",
-    "pairs_128_at_1k": "128 keys in 1k tokens",
-    "pairs_256_at_2k": "256 keys in 2k tokens",
-    "pairs_340_at_4k": "340 keys in 4k tokens",
-    "copies": "copy of a random string",
-    "needle_1k": "needle in 1k tokens, five depths",
-    "needle_4k": "needle in 4k tokens, five depths",
-    "needle_8k": "needle in 8k tokens, five depths",
-    "needle_16k": "needle in 16k tokens, five depths",
-    "last_write": "last of several writes",
-    "mode_word": "mode word far back",
-    "running_sum": "running sum over turns",
-    "refusals": "says what it cannot do",
-}
 
 
 def frozen_examples(count: int, seed: int) -> list[Example]:
