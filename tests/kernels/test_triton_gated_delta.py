@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +12,8 @@ from torch import Tensor
 
 from day0_kernels.gated_delta.triton import gated_delta_decode, gated_delta_prefill
 from day0_kernels.short_conv.triton import short_conv_decode, short_conv_prefill
+from tests.kernels.check_process import run_checks
 from tests.kernels.triton_offline import Machine, compiled, recorded
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CHECKS = (
     "case:gated_delta_prefill:edges:float32",
@@ -67,17 +61,7 @@ CHECKS = (
 @pytest.fixture(scope="module")
 def results() -> dict[str, str | None]:
     """What is wrong with each check, all made by one process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.triton_delta_checks"],
-        input="\n".join(CHECKS),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return {line["id"]: line["wrong"] for line in map(json.loads, done.stdout.splitlines())}
+    return run_checks("tests.kernels.triton_delta_checks", CHECKS)
 
 
 @pytest.mark.parametrize("check", CHECKS)

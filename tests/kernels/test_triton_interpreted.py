@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kernels.check_process import run_checks
 
 CHECKS = (
     "proof:widening",
@@ -56,17 +50,7 @@ CHECKS = (
 @pytest.fixture(scope="module")
 def results() -> dict[str, str | None]:
     """What is wrong with each check, all made by one process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.triton_interpreted"],
-        input="\n".join(CHECKS),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return {line["id"]: line["wrong"] for line in map(json.loads, done.stdout.splitlines())}
+    return run_checks("tests.kernels.triton_interpreted", CHECKS)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -6,9 +6,6 @@ is imported whether it interprets. `test_triton_sparse.py` starts it and says wh
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -25,6 +22,7 @@ from day0_kernels.inputs import Inputs, make_inputs
 from day0_kernels.sparse_mla import reference as mla_reference
 from day0_kernels.sparse_mla import triton as sparse_mla
 from day0_kernels.spec import Case, Tolerance
+from tests.kernels.check_process import answer_checks
 
 REFERENCES = {"index_select": index_reference, "sparse_mla": mla_reference}
 BACKENDS = {"index_select": index_select, "sparse_mla": sparse_mla}
@@ -220,21 +218,5 @@ CHECKS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    # Uninitialised memory, scratch included, is NaN: what is never written is seen.
-    torch.use_deterministic_algorithms(True)
-    for line in sys.stdin.read().split():
-        kind, *rest = line.split(":")
-        began = time.perf_counter()
-        wrong = None
-        try:
-            with torch.no_grad():
-                CHECKS[kind](*rest)
-        except Exception as error:  # the parent shows it as that check's failure
-            wrong = f"{type(error).__name__}: {error}"
-        print(json.dumps({"id": line, "wrong": wrong, "seconds": time.perf_counter() - began}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    answer_checks(CHECKS)
