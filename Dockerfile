@@ -32,7 +32,7 @@ COPY day0 /src/day0
 RUN python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels /src
 
 FROM build AS build-router
-RUN python -m pip install --no-cache-dir -c /src/constraints.txt "$(ls /wheels/day0-*.whl)[router]"
+RUN python -m pip install --no-cache-dir -c /src/constraints.txt "$(ls /wheels/day0-*.whl)[router,cluster]"
 
 # PyPI's torch for Linux brings CUDA along; this index has the CPU build of the same version.
 FROM build AS build-vision
@@ -41,10 +41,10 @@ RUN python -m pip install --no-cache-dir -c /src/constraints.txt \
 
 FROM build AS build-llm
 RUN python -m pip install --no-cache-dir -c /src/constraints.txt \
-      --extra-index-url https://download.pytorch.org/whl/cpu "$(ls /wheels/day0-*.whl)[llm]"
+      --extra-index-url https://download.pytorch.org/whl/cpu "$(ls /wheels/day0-*.whl)[llm,cluster]"
 
 FROM build AS build-llm-cuda
-RUN python -m pip install --no-cache-dir -c /src/constraints.txt "$(ls /wheels/day0-*.whl)[llm,cuda]"
+RUN python -m pip install --no-cache-dir -c /src/constraints.txt "$(ls /wheels/day0-*.whl)[llm,cuda,cluster]"
 
 # The services set their own handlers for SIGTERM, so each may be process 1.
 FROM python AS router

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import grpc.aio
 import transformers
 
 from llm_svc.build import LoadError
@@ -20,13 +19,12 @@ from llm_svc.sampler import Sampler
 from llm_svc.sampling_checks import GenerationDefaults, read_eos_ids
 from llm_svc.server import LanguageServicer, Served
 from llm_svc.settings import LlmSettings
+from llm_svc.vision_replicas import VisionReplicas
 from llm_svc.visual import VisualStore
 from llm_svc.warm_up import warm_up
 from llm_svc.wire import RequestReader
 from protos.common.v1 import common_pb2
 from protos.llm.v1 import llm_pb2, llm_pb2_grpc
-from protos.vision.v1 import vision_pb2_grpc
-from svc_common.channel import open_channel
 from svc_common.checkpoint_errors import CheckpointError
 from svc_common.checkpoint_source import CheckpointSource
 from svc_common.daemon_thread import run_in_daemon_thread
@@ -56,7 +54,7 @@ class LanguageModelService:
         self.metrics_port = 0
         self._step_age = StepAge()
         self._prompts: PromptBuilder | None = None
-        self._vision: grpc.aio.Channel | None = None
+        self._vision: VisionReplicas | None = None
         self.servicer = LanguageServicer(
             self.startup,
             max_open_requests=settings.max_open_requests,
@@ -97,6 +95,9 @@ class LanguageModelService:
             lambda: PromptBuilder.from_checkpoint(source.folder, template_seconds=settings.template_seconds),
             name="tokenizer",
         )
+        if model.facts.visual_hidden:
+            self._vision = VisionReplicas(self._settings)
+            await self._vision.start()
         self.servicer.served = self._serve(model, self._prompts, source)
         self.startup.enter("ready")
         self.health.set_serving(SERVICE_NAME, True)
@@ -157,13 +158,8 @@ class LanguageModelService:
         )
         visual = None
         if model.facts.visual_hidden:
-            self._vision = open_channel(
-                settings.vision_target,
-                max_message_bytes=settings.max_message_bytes,
-                keepalive_seconds=settings.keepalive_seconds,
-            )
-            stub = vision_pb2_grpc.VisionServiceStub(self._vision)
-            visual = VisualStore(stub, hidden=model.facts.visual_hidden, on_rows=engine.nudge)
+            assert self._vision is not None
+            visual = VisualStore(self._vision, hidden=model.facts.visual_hidden, on_rows=engine.nudge)
         engine.start()
         return Served(
             engine=engine,
@@ -181,7 +177,7 @@ class LanguageModelService:
         if self.servicer.served is not None:
             await asyncio.to_thread(self.servicer.served.engine.stop)
         if self._vision is not None:
-            await self._vision.close()
+            await self._vision.stop()
         if self._prompts is not None:
             await asyncio.to_thread(self._prompts.close)
         if self.metrics_port:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from svc_common.discovery_settings import DiscoverySettings
 from svc_common.settings import ServiceSettings
+from svc_common.targets import Target
 
 
-class LlmSettings(ServiceSettings):
+class LlmSettings(DiscoverySettings, ServiceSettings):
     """Environment variables `DAY0_LLM_<FIELD>`."""
 
     model_config = SettingsConfigDict(env_prefix="DAY0_LLM_", frozen=True, extra="forbid")
@@ -31,7 +33,11 @@ class LlmSettings(ServiceSettings):
     device: Literal["cpu"] = Field("cpu", description="Where the model runs.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and activations.")
     threads: int = Field(0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size.")
-    vision_target: str = Field("", description="gRPC target of the vision service; empty serves text only.")
+    vision_target: str = Field(
+        "",
+        description="Vision services: host:port, dns:///name:port or kubernetes:///service.namespace:port; "
+        "empty serves text only.",
+    )
 
     experts_residency: Literal["device", "host"] = Field(
         "device", description="Where MXFP4 experts live; host keeps the active ones of each layer in device slots."
@@ -65,6 +71,13 @@ class LlmSettings(ServiceSettings):
     template_seconds: float = Field(
         2.0, gt=0, le=60, description="Processor time of one rendering of the chat template."
     )
+
+    @field_validator("vision_target")
+    @classmethod
+    def _target(cls, value: str) -> str:
+        if value:
+            Target.parse(value)
+        return value
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> LlmSettings:

@@ -12,8 +12,9 @@ import grpc.aio
 import numpy as np
 
 from llm_svc.core import ImageInput, VisualTokens
+from llm_svc.vision_replicas import VisionReplica, VisionReplicas
 from protos.common.v1 import common_pb2
-from protos.vision.v1 import vision_pb2, vision_pb2_grpc
+from protos.vision.v1 import vision_pb2
 from svc_common.deadline import current_deadline
 from svc_common.errors import Internal, ServiceError, Unavailable, error_from_rpc
 from svc_common.tensors import RowAssembler
@@ -59,8 +60,8 @@ class VisualStore:
     `on_rows` is called when an image's rows have arrived and were verified. `hidden` is the width the model takes.
     """
 
-    def __init__(self, stub: vision_pb2_grpc.VisionServiceStub, *, hidden: int, on_rows: Callable[[], None]) -> None:
-        self._stub = stub
+    def __init__(self, vision: VisionReplicas, *, hidden: int, on_rows: Callable[[], None]) -> None:
+        self._vision = vision
         self._hidden = hidden
         self._on_rows = on_rows
         self._entries: dict[bytes, _Entry] = {}
@@ -104,8 +105,16 @@ class VisualStore:
     async def _pull(self, image: ImageInput, header: asyncio.Future[VisualTokens]) -> None:
         # The call serves every request that shows this picture, so no single one's deadline bounds it.
         current_deadline.set(None)
+        tried: list[VisionReplica] = []
         try:
-            await self._receive(image, header)
+            while True:
+                tried.append(self._vision.choose(tried))
+                try:
+                    return await self._receive(tried[-1], image, header)
+                except Unavailable:
+                    # Another service may take over as long as nobody was told anything.
+                    if header.done() or not self._vision.others(tried):
+                        raise
         except asyncio.CancelledError:
             header.cancel()
             raise
@@ -115,9 +124,9 @@ class VisualStore:
                 header.exception()
             raise
 
-    async def _receive(self, image: ImageInput, header: asyncio.Future[VisualTokens]) -> None:
+    async def _receive(self, vision: VisionReplica, image: ImageInput, header: asyncio.Future[VisualTokens]) -> None:
         # Without the label: another request that shows the same picture must not read this one's words in an error.
-        call = self._stub.Encode(vision_pb2.EncodeRequest(data=image.data))
+        call = vision.encode(vision_pb2.EncodeRequest(data=image.data))
         visual: VisualTokens | None = None
         assembler: RowAssembler | None = None
         dtype = common_pb2.DTYPE_UNSPECIFIED

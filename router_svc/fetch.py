@@ -17,8 +17,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpcore2
 
-from router_svc.discovery import address_text
 from svc_common.errors import InvalidArgument, ResourceExhausted, ServiceError, Unavailable
+from svc_common.targets import address_text
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network

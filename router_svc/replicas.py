@@ -8,12 +8,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from protos.common.v1 import common_pb2
-from router_svc.discovery import Target, resolve
 from router_svc.replica import Replica
 from router_svc.settings import RouterSettings
+from svc_common.addresses import AddressWatch
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
 from svc_common.logs import get_logger
 from svc_common.metrics import RouterMetrics
+from svc_common.targets import Target
 
 _log = get_logger(__name__)
 
@@ -24,20 +25,19 @@ class ReplicaSet:
     def __init__(self, settings: RouterSettings, metrics: RouterMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._targets = [Target.parse(text) for text in settings.llm_targets]
-        self._addresses: dict[Target, frozenset[str]] = {}
+        targets = [Target.parse(text) for text in settings.llm_targets]
+        self._addresses = AddressWatch(targets, settings.cluster_access(), settings.dns_refresh_seconds, self._align)
         self._replicas: dict[str, Replica] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen_models: set[str] = set()
 
     async def start(self) -> None:
-        """Resolves the targets once, then keeps resolving and probing; waits for no replica."""
-        await self._refresh()
-        if any(target.expand for target in self._targets):
-            self._keep(self._refresh_forever())
+        """Resolves the targets once, then keeps following and probing; waits for no replica."""
+        await self._addresses.start()
 
     async def stop(self) -> None:
         """Ends every probe and closes every connection; calls still running are cancelled."""
+        await self._addresses.stop()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -82,22 +82,8 @@ class ReplicaSet:
             raise InvalidArgument(message, field="model", value=model, reason="MODEL_MISSING")
         return ready[0]
 
-    async def _refresh_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.dns_refresh_seconds)
-            await self._refresh()
-
-    async def _refresh(self) -> None:
-        """Brings the replicas in line with what the targets resolve to; a name that fails keeps its last addresses."""
-        answers = await asyncio.gather(*(resolve(target) for target in self._targets), return_exceptions=True)
-        for target, answer in zip(self._targets, answers, strict=True):
-            if isinstance(answer, OSError):
-                _log.warning("target does not resolve", extra={"target": target.host, "error": str(answer)})
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                self._addresses[target] = answer
-        listed = frozenset().union(*self._addresses.values())
+    def _align(self, listed: frozenset[str]) -> None:
+        """Brings the replicas in line with the addresses behind the targets."""
         for name in listed - self._replicas.keys():
             self._replicas[name] = Replica(name, self._settings, self._publish)
         for name in self._replicas.keys() - listed:

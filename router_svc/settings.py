@@ -9,8 +9,9 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from router_svc.discovery import Target
+from svc_common.discovery_settings import DiscoverySettings
 from svc_common.settings import ServiceSettings
+from svc_common.targets import Target
 
 MIB = 1024 * 1024
 
@@ -22,15 +23,14 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class RouterSettings(ServiceSettings):
+class RouterSettings(DiscoverySettings, ServiceSettings):
     """Settings of `python -m router_svc`; each is the variable DAY0_ROUTER_<NAME>."""
 
     model_config = SettingsConfigDict(env_prefix="DAY0_ROUTER_")
 
     llm_targets: tuple[str, ...] = Field(min_length=1)
-    """Language services: `host:port` entries, or `dns:///name:port` for one replica per address of the name."""
-    dns_refresh_seconds: Seconds = 5.0
-    """How often names among the targets are resolved again."""
+    """Language services: `host:port`, `dns:///name:port` (a replica per address of the name) or
+    `kubernetes:///service.namespace:port` (a replica per endpoint of the Service)."""
     load_poll_seconds: Seconds = 1.0
     """How often each replica is asked for its load."""
     probe_timeout_seconds: Seconds = 5.0

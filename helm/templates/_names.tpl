@@ -41,6 +41,27 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
 {{- end -}}
 {{- end -}}
 
+{{/* Whose pods a component follows, as a word: the next component of this release, or nothing. */}}
+{{- define "day0.next" -}}
+{{- $values := .root.Values -}}
+{{- if and (eq .component "router") $values.llm_svc.enabled (not $values.router_svc.llmTargets) -}}llm{{- end -}}
+{{- if and (eq .component "llm") $values.vision_svc.enabled (not $values.llm_svc.visionTarget) -}}vision{{- end -}}
+{{- end -}}
+
+{{/* Not empty where a component asks the cluster's API which pods the next one has. */}}
+{{- define "day0.followsSlices" -}}
+{{- if and (eq .root.Values.discovery "kubernetes") (include "day0.next" .) -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "day0.nextTarget" -}}
+{{- $name := include "day0.name" (dict "root" .root "component" (include "day0.next" .)) -}}
+{{- if eq .root.Values.discovery "kubernetes" -}}
+{{ printf "kubernetes:///%s.%s:50051" $name .root.Release.Namespace }}
+{{- else -}}
+{{ printf "dns:///%s.%s.svc:50051" $name .root.Release.Namespace }}
+{{- end -}}
+{{- end -}}
+
 {{- define "day0.image" -}}
 {{- $images := .root.Values.images -}}
 {{- $image := (get .root.Values (printf "%s_svc" .component)).image -}}

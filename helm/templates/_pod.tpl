@@ -32,8 +32,8 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "day0.serviceAccount" . }}
-  # No component calls the API server.
-  automountServiceAccountToken: false
+  # Only who follows EndpointSlices calls the API server.
+  automountServiceAccountToken: {{ eq (include "day0.followsSlices" .) "yes" }}
   # They would add DAY0_..._PORT variables, which settings refuse as unknown.
   enableServiceLinks: false
   securityContext:

@@ -24,7 +24,7 @@ metrics_port: "9090"
 {{- if $values.router_svc.llmTargets }}
 llm_targets: {{ join "," $values.router_svc.llmTargets | quote }}
 {{- else if $values.llm_svc.enabled }}
-llm_targets: {{ printf "dns:///%s.%s.svc:50051" (include "day0.name" (dict "root" .root "component" "llm")) .root.Release.Namespace | quote }}
+llm_targets: {{ include "day0.nextTarget" . | quote }}
 {{- else }}
 {{- fail "router_svc.llmTargets: required where llm_svc.enabled is false" }}
 {{- end }}
@@ -37,7 +37,7 @@ require_manifest: {{ $values.model.requireManifest | quote }}
 {{- if $values.llm_svc.visionTarget }}
 vision_target: {{ $values.llm_svc.visionTarget | quote }}
 {{- else if $values.vision_svc.enabled }}
-vision_target: {{ printf "dns:///%s.%s.svc:50051" (include "day0.name" (dict "root" .root "component" "vision")) .root.Release.Namespace | quote }}
+vision_target: {{ include "day0.nextTarget" . | quote }}
 {{- else }}
 vision_target: ""
 {{- end }}

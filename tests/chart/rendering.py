@@ -115,7 +115,7 @@ def container(template: Manifest) -> Manifest:
 
 def environment(template: Manifest) -> dict[str, str]:
     """The variables that begin with DAY0_; a name twice is an error."""
-    entries = [entry for entry in container(template)["env"] if entry["name"].startswith("DAY0_")]
+    entries = [entry for entry in container(template).get("env", []) if entry["name"].startswith("DAY0_")]
     found = {entry["name"]: entry["value"] for entry in entries}
     assert len(found) == len(entries), "a variable is set twice"
     return found

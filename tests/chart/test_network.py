@@ -48,8 +48,8 @@ def test_each_service_is_reached_by_the_one_above_it(helm: Helm) -> None:
 
 def test_only_readers_of_weights_reach_the_store(helm: Helm) -> None:
     specs = policies(helm, "cpu")
-    assert ports(specs["router"]["egress"]) == {53, 50051}
-    for name, own in (("vision", set()), ("llm", {50051})):
+    assert ports(specs["router"]["egress"]) == {53, 50051, 443, 6443}
+    for name, own in (("vision", set()), ("llm", {50051, 6443})):
         assert ports(specs[name]["egress"]) == {53, 443, 80} | own
         blocks = [peer["ipBlock"]["cidr"] for peer in rule_for(specs[name]["egress"], 80)["to"]]
         assert blocks == ["169.254.169.254/32", "169.254.170.23/32"]
@@ -59,7 +59,10 @@ def test_only_readers_of_weights_reach_the_store(helm: Helm) -> None:
 def test_a_mounted_model_needs_no_store(helm: Helm, uri: str) -> None:
     specs = policies(helm, "cpu", "--set", f"model.uri={uri}")
     assert ports(specs["vision"]["egress"]) == {53}
-    assert ports(specs["llm"]["egress"]) == {53, 50051}
+    # The cluster's API, which tells where the vision service is.
+    assert ports(specs["llm"]["egress"]) == {53, 50051, 443, 6443}
+    without = policies(helm, "cpu", "--set", f"model.uri={uri},discovery=dns")
+    assert ports(without["llm"]["egress"]) == ports(without["router"]["egress"]) == {53, 50051}
 
 
 def test_named_clients_and_scrapers_replace_everybody(helm: Helm) -> None:
@@ -71,7 +74,7 @@ def test_named_clients_and_scrapers_replace_everybody(helm: Helm) -> None:
         (scraper,) = rule_for(spec["ingress"], 9090)["from"]
         assert scraper["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
     # Fetching of images is on in this preset.
-    assert "to" not in rule_for(specs["router"]["egress"], 443)
+    assert "to" not in rule_for(specs["router"]["egress"], 80)
 
 
 def test_targets_elsewhere_are_reached_on_their_ports(helm: Helm) -> None:

@@ -10,6 +10,7 @@ import pytest
 from protos.llm.v1 import llm_pb2
 from protos.router.v1 import router_pb2
 from protos.vision.v1 import vision_pb2
+from svc_common.targets import Target
 from tests.chart.rendering import (
     PRESETS,
     Helm,
@@ -36,7 +37,8 @@ AFTER_DRAIN_SECONDS = 5
 def test_pods_are_locked_down(helm: Helm, preset: str) -> None:
     for name, template in pod_templates(helm.template(preset)):
         pod, only = template["spec"], container(template)
-        assert pod["automountServiceAccountToken"] is False, name
+        follows = any(text.startswith("kubernetes:///") for text in environment(template).values())
+        assert pod["automountServiceAccountToken"] is follows, name
         assert pod["enableServiceLinks"] is False, name
         security = pod["securityContext"]
         assert security["runAsNonRoot"] is True and security["runAsUser"] > 0
@@ -52,13 +54,38 @@ def test_pods_are_locked_down(helm: Helm, preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_nothing_may_call_the_api_server(helm: Helm, preset: str) -> None:
+def test_accounts_may_read_endpoint_slices_and_nothing_else(helm: Helm, preset: str) -> None:
     manifests = helm.template(preset)
-    assert not of_kind(manifests, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "Secret")
+    assert not of_kind(manifests, "ClusterRole", "ClusterRoleBinding", "Secret")
+    follow = {
+        name: template["spec"]["serviceAccountName"]
+        for name, template in service_pods(manifests)
+        if any(text.startswith("kubernetes:///") for text in environment(template).values())
+    }
+    roles = {component(role): role for role in of_kind(manifests, "Role")}
+    bindings = {component(binding): binding for binding in of_kind(manifests, "RoleBinding")}
+    assert set(roles) == set(bindings) == set(follow) and "vision" not in follow
+    for name, role in roles.items():
+        assert role["rules"] == [
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+        ]
+        binding = bindings[name]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": follow[name], "namespace": "serving"}]
+        assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "serving"
     accounts = of_kind(manifests, "ServiceAccount")
     assert all(account["automountServiceAccountToken"] is False for account in accounts)
     made = {account["metadata"]["name"] for account in accounts}
     assert {template["spec"]["serviceAccountName"] for _, template in service_pods(manifests)} == made
+
+
+def test_with_dns_nothing_may_call_the_api_server(helm: Helm) -> None:
+    manifests = helm.template("cpu", "--set", "discovery=dns")
+    assert not of_kind(manifests, "Role", "RoleBinding")
+    for _, template in service_pods(manifests):
+        assert template["spec"]["automountServiceAccountToken"] is False
+    targets = environment(dict(service_pods(manifests))["router"])["DAY0_ROUTER_LLM_TARGETS"]
+    assert targets == "dns:///big-day0-llm.serving.svc:50051"
 
 
 def test_workload_identity_is_an_annotation(helm: Helm) -> None:
@@ -114,9 +141,9 @@ def test_services_select_their_pods_and_targets_are_headless(helm: Helm, preset:
         environment(pods["llm"])["DAY0_LLM_VISION_TARGET"],
     ]
     for target in filter(None, targets):
-        host, port = target.removeprefix("dns:///").split(":")
-        name, namespace, suffix = host.split(".")
-        assert (services[name]["clusterIP"], namespace, suffix, port) == ("None", "serving", "svc", "50051")
+        read = Target.parse(target)
+        name, namespace = read.host.split(".")
+        assert (services[name]["clusterIP"], namespace, read.port) == ("None", "serving", 50051)
     assert bool(targets[1]) == ("vision" in pods)
     assert services["big-day0-router"]["ports"][0]["name"] == "grpc" and len(services["big-day0-router"]["ports"]) == 1
 

@@ -67,7 +67,7 @@ def foreign_imports(folder: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("svc_common", ("s3",)),
+        ("svc_common", ("s3", "cluster")),
         ("protos", ()),
         ("router_svc", ("router",)),
         ("vision_svc", ("vision",)),

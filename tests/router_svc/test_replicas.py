@@ -13,7 +13,8 @@ from protos.llm.v1 import llm_pb2
 from protos.router.v1 import router_pb2
 from router_svc.affinity import affinity_key, preferred_order
 from router_svc.choice import choose
-from router_svc.discovery import Target
+from svc_common.targets import Target
+from tests.cluster_api import TOKEN, ClusterApi, endpoint_slice
 from svc_common.errors import InvalidArgument, NotFound, Unavailable, error_from_rpc
 
 
@@ -249,6 +250,26 @@ async def test_dns_name_is_looked_up_again_and_gives_one_replica_per_address(
     assert await router.text(chat()) == "from second"
 
 
+async def test_endpoints_of_a_kubernetes_service_are_replicas(start_llm, start_router, chat, tmp_path, until):
+    first = await start_llm("first", host="127.0.0.1")
+    second = await start_llm("second", host="127.0.0.2", port=first.port)
+    (tmp_path / "token").write_text(TOKEN)
+    api = ClusterApi()
+    api.put(endpoint_slice("llm-a", "127.0.0.1", port=first.port))
+    router = await start_router(
+        ready=1,
+        llm_targets=(f"kubernetes:///llm.day0:{first.port}",),
+        kubernetes_api_url=api.url,
+        kubernetes_token_path=str(tmp_path / "token"),
+    )
+    assert {await router.text(chat(str(index))) for index in range(20)} == {"from first"}
+    api.put(endpoint_slice("llm-a", "127.0.0.1", "127.0.0.2", port=first.port, terminating=("127.0.0.1",)))
+    await until(lambda: [replica.name for replica in router.router.replicas.all()] == [second.target])
+    await router.wait_ready(1)
+    assert {await router.text(chat(str(index))) for index in range(20)} == {"from second"}
+    api.close()
+
+
 async def test_localhost_by_dns(start_llm, start_router, chat):
     llm = await start_llm()
     router = await start_router(ready=1, llm_targets=(f"dns:///localhost:{llm.port}",))
@@ -264,9 +285,10 @@ def test_bad_targets_are_quoted(text):
 
 
 def test_targets_are_read():
-    assert Target.parse("host:5") == Target("host", 5, False)
-    assert Target.parse("[::1]:5") == Target("::1", 5, False)
-    assert Target.parse("dns:///llm.default.svc:50051") == Target("llm.default.svc", 50051, True)
+    assert Target.parse("host:5") == Target("host", 5, "address")
+    assert Target.parse("[::1]:5") == Target("::1", 5, "address")
+    assert Target.parse("dns:///llm.default.svc:50051") == Target("llm.default.svc", 50051, "dns")
+    assert Target.parse("kubernetes:///llm.day0:50051") == Target("llm.day0", 50051, "kubernetes")
 
 
 def _completion(*parts):
