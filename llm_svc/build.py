@@ -40,6 +40,10 @@ class FoundWeights:
     packed: tuple[FoundExperts, ...]
     scaled: Mapping[str, str]
 
+    def packed_bytes(self) -> int:
+        """Bytes of the packed experts, scales included."""
+        return sum(self.stream.spans[name].size_bytes for experts in self.packed for name in experts.names)
+
     def resident_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the loaded weights: packed experts as they are, all else in `dtype`, scales of FP8 weights gone."""
         packed = {name for experts in self.packed for name in experts.names}
@@ -91,11 +95,22 @@ def _take_quantization(config: PreTrainedConfig) -> Mapping[str, Any] | None:
 
 
 def build_native(
-    weights: FoundWeights, config: PreTrainedConfig, family: Family, dtype: torch.dtype, progress: Progress
+    weights: FoundWeights,
+    config: PreTrainedConfig,
+    family: Family,
+    dtype: torch.dtype,
+    progress: Progress,
+    *,
+    device: torch.device,
+    experts_device: torch.device,
 ) -> Any:
-    """The family's model with our classes in it; routed experts that are packed stay packed. Raises LoadError."""
+    """The family's model on `device` with our classes in it. Raises LoadError.
+
+    Routed experts that are packed stay packed, and go to `experts_device` as they arrive.
+    """
     try:
-        tensors = stream_tensors(weights.stream, progress, weights.scaled, dtype)
+        names = {name for experts in weights.packed for name in experts.names}
+        tensors = stream_tensors(weights.stream, progress, weights.scaled, dtype, device=experts_device, placed=names)
         packed = {name: tensors.pop(name) for experts in weights.packed for name in experts.names}
         classes = {**family.classes, **(family.packed_classes if weights.packed else {})}
         with adopted(classes, family.pretrained):
@@ -105,6 +120,8 @@ def build_native(
         for experts in weights.packed:
             module = _packed_module(model, experts, family)
             module.fill(read_experts(experts, lambda name: packed[name][...]))
+        # Packed experts are no parameters and stay where they are.
+        model = model.to(device)
     except (OSError, ValueError, CheckpointError, StoreError, FormatError) as error:
         raise LoadError(str(error)) from error
     unfilled = [name for name, module in model.named_modules() if getattr(module, "packed", module) is None]

@@ -17,6 +17,7 @@ from llm_svc.build import LoadError, build_native, build_upstream, find_native, 
 from llm_svc.cache.block_pool import BlockPool
 from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
+from llm_svc.dummy import build_dummy, dummy_sizes
 from llm_svc.expert_memory import plan_experts
 from llm_svc.expert_setup import arena, prepare_experts
 from llm_svc.memory_check import MemoryNeed, check_memory
@@ -46,12 +47,16 @@ def load_model(
     settings: LlmSettings, source: CheckpointSource, progress: Progress = lambda done, expected: None
 ) -> LoadedModel:
     """Loads the checkpoint into the tier that the settings ask for; raises LoadError and ValueError."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise LoadError("device: cuda, and this process sees no CUDA device; use cpu")
     config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
     family = FAMILIES.get(config.model_type)
     if settings.tier == "native" and family is None:
         raise LoadError(
             f"tier: native knows {', '.join(sorted(FAMILIES))}, and the model is {config.model_type}; use tier=upstream"
         )
+    if settings.load_format == "dummy" and (settings.tier == "upstream" or family is None):
+        raise LoadError("load_format: dummy is for the native tier; use checkpoint")
     if settings.tier == "upstream" or family is None:
         loaded = _load_upstream(source, config, settings, progress)
     else:
@@ -86,21 +91,32 @@ def _load_native(
         num_snapshots=scheduler.snapshots.num_snapshots if scheduler.snapshots else 0,
         dtype=dtype,
     )
-    weights = find_native(source, config, family)
+    weights = None if settings.load_format == "dummy" else find_native(source, config, family)
+    if weights is None:
+        dummy = dummy_sizes(config, family, dtype)
+        weight_bytes, expert_bytes, packed_layers = dummy.weight_bytes, dummy.expert_bytes, dummy.packed_layers
+    else:
+        weight_bytes, expert_bytes = weights.resident_bytes(dtype), weights.packed_bytes()
+        packed_layers = len(weights.packed)
     plan = None
-    if weights.packed:
-        plan = plan_experts(settings, family.expert_shape(text_config), len(weights.packed))
+    if packed_layers:
+        plan = plan_experts(settings, family.expert_shape(text_config), packed_layers)
     else:
         _refuse_host_residency(settings)
     nowhere = torch.device("meta")
     need = MemoryNeed(
-        weight_bytes=weights.resident_bytes(dtype),
+        weight_bytes=weight_bytes,
+        expert_bytes=expert_bytes,
         cache_bytes=layer_bytes(allocate(device=nowhere)),
         workspace_bytes=arena(nowhere, resolved, settings, plan).capacity_bytes,
         slot_bytes=plan.slot_bytes if plan else 0,
     )
     check_memory(settings, need)
-    model = build_native(weights, config, family, dtype, progress)
+    experts_device = torch.device("cpu") if settings.experts_residency == "host" else device
+    if weights is None:
+        model = build_dummy(config, family, dtype, device=device, experts_device=experts_device)
+    else:
+        model = build_native(weights, config, family, dtype, progress, device=device, experts_device=experts_device)
     layers = allocate(device=device)
     language_model, lm_head = family.parts(model)
     _set_threads(model, settings)
@@ -150,7 +166,7 @@ def _load_upstream(
     weights = find_upstream(source, config)
     _refuse_host_residency(settings)
     check_memory(settings, MemoryNeed(weights.resident_bytes(dtype)))
-    model = build_upstream(weights, config, dtype, progress)
+    model = build_upstream(weights, config, dtype, progress).to(settings.device)
     _set_threads(model, settings)
     facts = _facts(config, model, "upstream", settings, 0)
     context = facts.context_tokens

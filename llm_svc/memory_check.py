@@ -1,4 +1,4 @@
-"""Refuses, before a weight is read, what the machine's memory cannot hold; counts bytes and knows no tensor."""
+"""Refuses, before a weight is read, what the memory of machine or GPU cannot hold; counts bytes, knows no tensor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 from llm_svc.build import LoadError
 from llm_svc.settings import LlmSettings
@@ -18,9 +19,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes a model takes: weights as they are held, caches, scratch of the operators, device slots of experts."""
+    """Bytes a model takes: weights as they are held (of these, packed experts), caches, scratch of the operators,
+    device slots of experts."""
 
     weight_bytes: int
+    expert_bytes: int = 0
     cache_bytes: int = 0
     workspace_bytes: int = 0
     slot_bytes: int = 0
@@ -29,12 +32,18 @@ class MemoryNeed:
 def check_memory(settings: LlmSettings, need: MemoryNeed) -> None:
     """Compares what is needed, the loading budget included, with what is available; raises LoadError with settings.
 
-    On a CPU host and device memory are one: experts in host memory and their slots are both counted.
+    On a CPU host and device memory are one: experts in host memory and their slots are both counted. On a GPU its own
+    memory is what is compared; experts in host memory are not in it, and the loading budget is the host's.
     """
-    # While weights are read their budget is held beside those already there; all else comes after it has gone.
     later = need.cache_bytes + need.workspace_bytes + need.slot_bytes
-    needed = need.weight_bytes + max(later, min(settings.load_budget_bytes, need.weight_bytes))
-    available = settings.max_memory_bytes or available_bytes()
+    if settings.device == "cuda":
+        on_host = need.expert_bytes if settings.experts_residency == "host" else 0
+        needed = need.weight_bytes - on_host + later
+        available = settings.max_memory_bytes or torch.cuda.mem_get_info()[0]
+    else:
+        # While weights are read their budget is held beside those already there; all else comes after it has gone.
+        needed = need.weight_bytes + max(later, min(settings.load_budget_bytes, need.weight_bytes))
+        available = settings.max_memory_bytes or available_bytes()
     if needed > available:
         workspace = slots = ""
         if need.workspace_bytes:

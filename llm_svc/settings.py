@@ -21,16 +21,21 @@ class LlmSettings(DiscoverySettings, ServiceSettings):
     model: Annotated[str, BeforeValidator(os.fspath)] = Field(
         description="Checkpoint in the Hugging Face layout: a folder, or file://, s3://, gs://, az://."
     )
+    load_format: Literal["checkpoint", "dummy"] = Field(
+        "checkpoint", description="dummy makes random weights from the config alone, to measure shapes."
+    )
     model_name: str = Field("", description="Name under which it is served; by default the folder's name.")
     require_manifest: bool = Field(False, description="Refuse a checkpoint without day0-manifest.json.")
     load_budget_bytes: int = Field(
         512 * 1024 * 1024, ge=1, description="Bytes held while weights are read, beyond the model itself."
     )
-    max_memory_bytes: int = Field(0, ge=0, description="Memory for weights and caches; 0: what is available at start.")
+    max_memory_bytes: int = Field(
+        0, ge=0, description="Memory of the device for weights and caches; 0: what is available at start."
+    )
     tier: Literal["auto", "native", "upstream"] = Field(
         "auto", description="auto takes native for adopted families and upstream for all others."
     )
-    device: Literal["cpu"] = Field("cpu", description="Where the model runs.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs; cuda is the process' first GPU.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and activations.")
     threads: int = Field(0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size.")
     vision_target: str = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ DTYPES = {
 }
 
 
+_CPU = torch.device("cpu")
+
+
 class HeldTensor:
     """Stands for a tensor among upstream's weights, the way a safetensors slice does; indexing gives it away."""
 
@@ -46,19 +49,28 @@ class HeldTensor:
 
 
 def stream_tensors(
-    stream: WeightStream, progress: Progress, scaled: Mapping[str, str], dtype: torch.dtype
+    stream: WeightStream,
+    progress: Progress,
+    scaled: Mapping[str, str],
+    dtype: torch.dtype,
+    *,
+    device: torch.device = _CPU,
+    placed: Collection[str] = (),
 ) -> dict[str, HeldTensor]:
     """Every tensor by name, on the CPU, after its bytes were found right; FP8 weights as `dtype`, without their scales.
 
-    `scaled` is FP8 weights to their scales. What comes first of such a pair waits as it is for the other, in no more
-    memory than its values will take. Raises CheckpointError, StoreError and FormatError.
+    Those in `placed` go to `device` as they arrive, so that the host never holds them all. `scaled` is FP8 weights to
+    their scales. What comes first of such a pair waits as it is for the other, in no more memory than its values will
+    take. Raises CheckpointError, StoreError and FormatError.
     """
     progress(0, stream.expected_bytes)
     pairs = {name: (weight, scale) for weight, scale in scaled.items() for name in (weight, scale)}
     held: dict[str, HeldTensor] = {}
     waiting: dict[str, torch.Tensor] = {}
-    for streamed in stream.tensors(progress, _allocate):
+    for streamed in stream.tensors(progress, _allocate if device.type == "cpu" else _allocate_pinned):
         tensor = _as_tensor(streamed)
+        if streamed.name in placed:
+            tensor = tensor.to(device)
         pair = pairs.get(streamed.name)
         if pair is None:
             held[streamed.name] = HeldTensor(tensor)
@@ -84,3 +96,8 @@ def _as_tensor(streamed: StreamedTensor) -> torch.Tensor:
 def _allocate(size_bytes: int) -> memoryview:
     """torch's own memory, which it aligns for vector loads; a buffer of Python would have to be copied."""
     return torch.empty(size_bytes, dtype=torch.uint8).numpy().data
+
+
+def _allocate_pinned(size_bytes: int) -> memoryview:
+    """The same, page-locked: a copy to a GPU runs at the bus' speed. torch keeps such memory for the next tensor."""
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy().data

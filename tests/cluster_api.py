@@ -25,7 +25,7 @@ def endpoint_slice(name: str, *addresses: str, port: int, terminating: tuple[str
 
 
 class ClusterApi:
-    """`put` and `delete` change slices and tell every watch; `status` other than 200 is what a list is answered with."""
+    """`put` and `delete` change slices and tell every watch; a `status` other than 200 answers every list."""
 
     def __init__(self, *, versions: tuple[str, ...] = ("v1",)) -> None:
         self.status = 200

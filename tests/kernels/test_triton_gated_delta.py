@@ -91,9 +91,15 @@ def _prefill(gates: torch.dtype) -> Any:
     return gated_delta_prefill(**_delta(4096, gates), cu_seqlens=bounds, scale=0.1)
 
 
-def _convolution(rows: int) -> tuple[Tensor, ...]:
+def _convolution(rows: int, state: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
     slots = _on_no_device(32, dtype=torch.int32)
-    return _on_no_device(rows, 24576), _on_no_device(24576, 4), _on_no_device(40, 24576, 3), slots
+    # A model keeps weights and carried inputs in float32 whatever it computes in.
+    return (
+        _on_no_device(rows, 24576),
+        _on_no_device(24576, 4, dtype=state),
+        _on_no_device(40, 24576, 3, dtype=state),
+        slots,
+    )
 
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -101,7 +107,11 @@ CALLS: dict[str, Callable[[], Any]] = {
     "gated_delta_prefill": lambda: _prefill(torch.float32),
     "gated_delta_prefill-narrow_gates": lambda: _prefill(torch.bfloat16),
     "short_conv_decode": lambda: short_conv_decode(*_convolution(32)),
+    "short_conv_decode-float32_state": lambda: short_conv_decode(*_convolution(32, torch.float32)),
     "short_conv_prefill": lambda: short_conv_prefill(*_convolution(4096), _on_no_device(33, dtype=torch.int32)),
+    "short_conv_prefill-float32_state": lambda: short_conv_prefill(
+        *_convolution(4096, torch.float32), _on_no_device(33, dtype=torch.int32)
+    ),
 }
 # Registers a thread that leave room for as many programs as each kernel needs at once: decode five of 64 threads to
 # cover its memory, the state pass two of 128, the chunk terms eleven of 32.

@@ -78,3 +78,20 @@ def test_each_part_counts_after_the_loading_budget_has_gone(tmp_path: Path, part
         check_memory(settings, MemoryNeed(60 * MIB, **{part: 40 * MIB + 1}))
     with pytest.raises(LoadError, match=r"0\.10 GiB at the peak"):
         check_memory(settings, MemoryNeed(71 * MIB, **{part: 1}))
+
+
+def test_on_a_gpu_its_own_memory_counts_and_experts_on_the_host_do_not() -> None:
+    need = MemoryNeed(weight_bytes=10 * MIB, expert_bytes=8 * MIB, cache_bytes=MIB)
+    settings = {"model": "unused", "device": "cuda"}
+    check_memory(LlmSettings(**settings, max_memory_bytes=11 * MIB), need)
+    with pytest.raises(LoadError, match="memory: weights take"):
+        check_memory(LlmSettings(**settings, max_memory_bytes=11 * MIB - 1), need)
+    check_memory(LlmSettings(**settings, experts_residency="host", max_memory_bytes=3 * MIB), need)
+    with pytest.raises(LoadError, match="memory: weights take"):
+        check_memory(LlmSettings(**settings, experts_residency="host", max_memory_bytes=3 * MIB - 1), need)
+
+
+def test_without_a_gpu_cuda_is_refused_before_reading(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(LoadError, match="device: cuda, and this process sees no CUDA device; use cpu"):
+        load(LlmSettings(model=str(tiny_checkpoint), device="cuda"), never)

@@ -13,9 +13,9 @@ from protos.llm.v1 import llm_pb2
 from protos.router.v1 import router_pb2
 from router_svc.affinity import affinity_key, preferred_order
 from router_svc.choice import choose
+from svc_common.errors import InvalidArgument, NotFound, Unavailable, error_from_rpc
 from svc_common.targets import Target
 from tests.cluster_api import TOKEN, ClusterApi, endpoint_slice
-from svc_common.errors import InvalidArgument, NotFound, Unavailable, error_from_rpc
 
 
 async def _refusal(call):

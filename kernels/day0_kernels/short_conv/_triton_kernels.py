@@ -87,11 +87,11 @@ def convolve_heads(
             for tap in tl.static_range(TAPS):
                 place = token + tap
                 if place < TAPS - 1:
-                    value = tl.load(held_at + place, mask=inside, other=0.0)
+                    value = float32_of(tl.load(held_at + place, mask=inside, other=0.0))
                 else:
                     newer = place - (TAPS - 1)
-                    value = tl.load(x_at + newer * x_row, mask=inside & (newer < length), other=0.0)
-                total += float32_of(value) * float32_of(tl.load(weight + channel * TAPS + tap, mask=inside, other=0.0))
+                    value = float32_of(tl.load(x_at + newer * x_row, mask=inside & (newer < length), other=0.0))
+                total += value * float32_of(tl.load(weight + channel * TAPS + tap, mask=inside, other=0.0))
             made = rounded_to(_activated(total, SILU), out.dtype.element_ty)
             tl.store(out + (begin + token) * C + channel, made, mask=inside & (token < length))
         # Ascending: an input that stays comes from a later place, which is not written yet. A channel is one thread's.
