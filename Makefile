@@ -7,10 +7,11 @@ STAMP := $(VENV)/.day0-installed
 # with what the other sources have.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
+GPU_ARGS ?=
 export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-chart lint format protos clean
+.PHONY: help venv demo test test-gpu test-chart lint format protos clean
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +34,10 @@ demo: $(STAMP) ## Start the three services on the embedded model, ask about pict
 
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
+
+# Not through pytest: a wrong access ends all work of its process. torch in .venv must be one for CUDA.
+test-gpu: $(STAMP) ## Check every Triton operator on this machine's NVIDIA GPU
+	$(BIN)/python -m tests.gpu.run $(GPU_ARGS)
 
 test-chart: $(STAMP) ## Check the Helm chart, without a cluster; fetches helm into .tools once
 	$(BIN)/python tools/fetch_helm.py

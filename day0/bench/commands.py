@@ -11,8 +11,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from day0.bench.engine_command import engine
+
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, help="Measure running services, with the names of vllm bench."
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Measure running services, with the names of vllm bench, and the operators on a GPU.",
 )
 
 
@@ -27,9 +31,7 @@ _GOODPUT = ("ttft", "tpot", "e2el")
 _NOT_COMPARED = ("target", "model", "num_warmups", "temperature", "goodput", "save_detailed")
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps `serve` a command of its own while it is the only one."""
+app.command()(engine)
 
 
 @app.command()
@@ -137,6 +139,45 @@ def serve(
         right = asyncio.run(work)
     except BadDataset as error:
         raise typer.BadParameter(str(error)) from None
+    if not right:
+        raise typer.Exit(1)
+
+
+@app.command()
+def ops(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A family, or a part of an operator's and shape's name; may be repeated."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="After these no further shape is begun.")] = math.inf,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time installed peers under ours.")] = True,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Build and check everything once, in --workers processes; time nothing.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="With --warm: shapes at a time.")] = 4,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write device, versions, ceilings and rows there.")
+    ] = None,
+) -> None:
+    """Time the operators on this GPU beside their floors and the peers that are installed.
+
+    Each shape is checked first: memory full of NaN, twice with equal bits, against float32. What is wrong has no time.
+    Times are medians of CUDA graph replays over inputs that do not stay in L2. The floor is the larger of the bytes
+    that must move at the rate of a copy and the operations at the rate of torch's own matrix product, both measured in
+    the same run; the column after it says which one binds.
+
+    Peers are other projects' kernels at the same shapes (FlashMLA, DeepGEMM, FlashInfer, fla, FlashKDA, Humming,
+    triton_kernels, Liger, flash-attn-res, torch.compile); those not installed are left out. With a cold compiler cache,
+    run it with --warm before. The exit status is 1 when a line of ours is wrong or there is no GPU.
+    """
+    from day0.bench.ops.run import NoGpu, OpsOptions, bench_ops
+
+    options = OpsOptions(tuple(only or ()), _positive("--seconds", seconds), peers, warm, workers, json_file)
+    try:
+        right = bench_ops(options, Console())
+    except NoGpu as error:
+        Console(stderr=True).print(str(error), style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     if not right:
         raise typer.Exit(1)
 

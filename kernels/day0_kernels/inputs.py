@@ -130,11 +130,30 @@ def _expert_offsets(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> 
     return torch.tensor([0, *maker.case.expert_rows], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
+def _expert_ids(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """The first expert, the last and others; every third is no expert's, on either side."""
+    experts = maker.sizes["E"]
+    ids = torch.tensor(maker._edges_first(experts))[torch.arange(shape[0] * shape[1]) % experts]
+    ids[2::3] = torch.where(torch.rand(len(ids[2::3]), generator=maker.generator) < 0.5, -1, experts)
+    if len(ids) > 3:
+        ids = torch.cat([ids[:2], ids[2:][torch.randperm(len(ids) - 2, generator=maker.generator)]])
+    return ids.view(shape)
+
+
+def _row_places(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """Rows in any order, the first and the last among them, and every third place without one."""
+    places = torch.tensor(maker._edges_first(shape[0] * shape[1])) if shape[0] else torch.empty(0)
+    places[2::3] = -1
+    if len(places) > 3:
+        places = places[torch.randperm(len(places), generator=maker.generator)]
+    return places.view(shape)
+
+
 def _latent_cache(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
     cache = torch.full(shape, torch.nan)
     for b, end in enumerate(maker.ends):
         if end > 0:
-            cache[maker.slots(b, torch.arange(end))] = maker.normal((end, shape[1]))
+            cache[maker.slots(b, torch.arange(end))] = maker.normal((end, *shape[1:]))
     return cache
 
 
@@ -180,6 +199,13 @@ def _mxfp4_weight_scales(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]
     return torch.randint(118, 124, shape, generator=maker.generator)
 
 
+def _mxfp4_row_tops(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """One above the largest of `_mxfp4_weight_scales`, and 255 (no common exponent) in the first expert's first row."""
+    tops = torch.full(shape, 124)
+    tops[:1, :1] = 255
+    return tops
+
+
 def _mxfp4_block_scales(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
     """Bytes 0 .. 254; a block of 128 x 128 spreads over 0 .. 20 exponents: some fit one FP8 scale, some do not."""
     scales = torch.empty(shape, dtype=torch.int64)
@@ -203,6 +229,34 @@ def _fp8_block_scales(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -
     return 2e-4 + 3e-4 * torch.rand(shape, generator=maker.generator)
 
 
+def _fp8_index_keys(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """Of each block keys of any e4m3fn bits but NaN, then their scales; bytes nobody wrote are 0xFF, NaN as either."""
+    pool, pools = maker.sizes["P"], maker.sizes["block_size"] // maker.sizes["P"]
+    split = pools * maker.sizes["D"]
+    cache = torch.full(shape, 0xFF, dtype=torch.uint8)
+    keys, scales = cache[:, :split].unflatten(1, (pools, -1)), cache[:, split:].unflatten(1, (pools, 4))
+    for b, end in enumerate(maker.ends):
+        index = torch.arange(max(end, 0) // pool)
+        block, slot = maker.block_table[b].long()[index // pools], index % pools
+        keys[block, slot] = _fp8_bits(maker, spec, (len(index), maker.sizes["D"])).to(torch.uint8)
+        scales[block, slot] = _fp8_block_scales(maker, spec, (len(index), 1)).view(torch.uint8)
+    return cache
+
+
+def _fp8_latent_cache(maker: _Maker, spec: TensorSpec, shape: tuple[int, ...]) -> Tensor:
+    """Rows of e4m3fn codes, float32 scales of 128 each, bfloat16 behind; bytes nobody wrote are NaN as any of them."""
+    width, whole = maker.sizes["V"], maker.sizes["R"]
+    cache = torch.full(shape, 0xFF, dtype=torch.uint8)
+    for b, end in enumerate(maker.ends):
+        latents = maker.normal((max(end, 0), whole))
+        groups = latents[:, :width].unflatten(1, (-1, 128))
+        scales = groups.abs().amax(2, keepdim=True) / 448
+        parts = (groups / scales).to(torch.float8_e4m3fn).flatten(1), scales.flatten(1), latents[:, width:].bfloat16()
+        rows = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
+        cache[maker.slots(b, torch.arange(len(latents)))] = rows
+    return cache
+
+
 _FILLS: Mapping[Fill, Callable[[_Maker, TensorSpec, tuple[int, ...]], Tensor]] = {
     Fill.NORMAL: lambda maker, spec, shape: maker.normal(shape),
     Fill.WEIGHT: lambda maker, spec, shape: maker.normal(shape) * shape[-1] ** -0.5,
@@ -216,6 +270,8 @@ _FILLS: Mapping[Fill, Callable[[_Maker, TensorSpec, tuple[int, ...]], Tensor]] =
     Fill.SLOT_MAPPING: _slot_mapping,
     Fill.TOPK_INDICES: _topk_indices,
     Fill.EXPERT_OFFSETS: _expert_offsets,
+    Fill.EXPERT_IDS: _expert_ids,
+    Fill.ROW_PLACES: _row_places,
     Fill.ROW_CACHE: lambda maker, spec, shape: torch.full(shape, torch.nan),
     Fill.LATENT_CACHE: _latent_cache,
     Fill.POOL_CACHE: _pool_cache,
@@ -224,8 +280,11 @@ _FILLS: Mapping[Fill, Callable[[_Maker, TensorSpec, tuple[int, ...]], Tensor]] =
     Fill.MXFP4_CODES: _mxfp4_codes,
     Fill.MXFP4_WEIGHT_SCALES: _mxfp4_weight_scales,
     Fill.MXFP4_BLOCK_SCALES: _mxfp4_block_scales,
+    Fill.MXFP4_ROW_TOPS: _mxfp4_row_tops,
     Fill.FP8_BITS: _fp8_bits,
     Fill.FP8_BLOCK_SCALES: _fp8_block_scales,
+    Fill.FP8_INDEX_KEYS: _fp8_index_keys,
+    Fill.FP8_LATENT_CACHE: _fp8_latent_cache,
     Fill.UNWRITTEN_BYTES: lambda maker, spec, shape: torch.full(shape, 0xAA),
 }
 

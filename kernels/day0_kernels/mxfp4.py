@@ -21,6 +21,8 @@ LARGEST_FINITE_SCALE = 252
 # Group exponents that one FP8 scale can share without rounding: v * 2^k is exact in e4m3fn for k from -8 to 6.
 LOSSLESS_SPAN = 14
 FP8_BLOCK = 128
+# Group exponents below a row's largest that keep e4m3 bytes of whole multiples normal: v * 2^k for k from -5 to 6.
+ROW_SPAN = 11
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
@@ -167,3 +169,19 @@ def lossless_experts(codes: Tensor, scales: Tensor) -> Tensor:
             bound = block_spans(codes[expert], bytes_of_expert)[1]
         lossless[expert] = bool((bound <= LOSSLESS_SPAN).all())
     return lossless
+
+
+def row_tops(codes: Tensor, scales: Tensor) -> Tensor:
+    """Largest scale byte of each row uint8 `[E, N]`, or 255 where the others go more than `ROW_SPAN` below it.
+
+    `codes` uint8 `[E, N, K / 2]`, `scales` uint8 `[E, N, K / 32]`. Groups whose codes are all zero count nothing; a row
+    of such groups has 0. A row that holds the byte 255 has 255. One expert at a time, so that little memory is taken.
+    """
+    tops = scales.new_empty(scales.shape[:2])
+    for expert, wide in enumerate(scales.to(torch.int16)):
+        held = ((codes[expert].unflatten(-1, (-1, GROUP_SIZE // 2)) & 0x77) != 0).any(-1)
+        top = wide.masked_fill(~held, 0).amax(-1)
+        least = wide.masked_fill(~held, NAN_SCALE).amin(-1)
+        apart = (top - least > ROW_SPAN) | (wide == NAN_SCALE).any(-1)
+        tops[expert] = top.masked_fill(apart, NAN_SCALE).to(torch.uint8)
+    return tops

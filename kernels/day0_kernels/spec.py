@@ -31,6 +31,8 @@ class Fill(Enum):
     SLOT_MAPPING = "slot_mapping"
     TOPK_INDICES = "topk_indices"
     EXPERT_OFFSETS = "expert_offsets"
+    EXPERT_IDS = "expert_ids"
+    ROW_PLACES = "row_places"
     ROW_CACHE = "row_cache"
     LATENT_CACHE = "latent_cache"
     POOL_CACHE = "pool_cache"
@@ -39,8 +41,11 @@ class Fill(Enum):
     MXFP4_CODES = "mxfp4_codes"
     MXFP4_WEIGHT_SCALES = "mxfp4_weight_scales"
     MXFP4_BLOCK_SCALES = "mxfp4_block_scales"
+    MXFP4_ROW_TOPS = "mxfp4_row_tops"
     FP8_BITS = "fp8_bits"
     FP8_BLOCK_SCALES = "fp8_block_scales"
+    FP8_INDEX_KEYS = "fp8_index_keys"
+    FP8_LATENT_CACHE = "fp8_latent_cache"
     UNWRITTEN_BYTES = "unwritten_bytes"
 
 

@@ -66,3 +66,9 @@ def configuration(
     up to its `up_to` (null: any), ascending. `plain` serves every architecture without such a file.
     """
     return _chosen(Path(module_file).parent, architecture(device), kernel, size) or plain
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a device, for kernels that run one program or a few on each; an H200's where there is no device to ask."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

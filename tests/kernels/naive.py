@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.kernels import naive_experts, naive_fp8_rows, naive_paged, naive_residual
+
 Results = dict[str, Tensor]
 
 
@@ -108,29 +110,89 @@ def index_select_decode(
     return {"topk_indices": torch.tensor(rows, dtype=torch.int32).view(len(q), _width(scalars))}
 
 
+def _fp8_select(
+    q: Tensor, weights: Tensor, key_cache: Tensor, block_table: Tensor, b: int, length: int, scalars: Mapping[str, Any]
+) -> list[int]:
+    """As `_select` on the values that the bytes of each block stand for."""
+    per_block, width = scalars["block_size"] // scalars["pool_size"], q.shape[1]
+    rows = []
+    for block in key_cache:
+        for i in range(per_block):
+            key = block[i * width : (i + 1) * width].view(torch.float8_e4m3fn).double()
+            at = per_block * width + 4 * i
+            rows.append(key * block[at : at + 4].clone().view(torch.float32).double())
+    values = q.view(torch.float8_e4m3fn).double()
+    return _select(values, weights, torch.stack(rows), block_table, b, length, {**scalars, "softmax_scale": 1.0})
+
+
+def fp8_index_select_prefill(
+    q: Tensor,
+    weights: Tensor,
+    key_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    start_positions: Tensor,
+    **scalars: Any,
+) -> Results:
+    rows = [
+        _fp8_select(q[t], weights[t], key_cache, block_table, b, int(start_positions[b]) + i + 1, scalars)
+        for t, (b, i) in enumerate(_owner(cu_seqlens))
+    ]
+    return {"topk_indices": torch.tensor(rows, dtype=torch.int32).view(len(q), _width(scalars))}
+
+
+def fp8_index_select_decode(
+    q: Tensor, weights: Tensor, key_cache: Tensor, block_table: Tensor, seq_lens: Tensor, **scalars: Any
+) -> Results:
+    rows = [
+        _fp8_select(q[b], weights[b], key_cache, block_table, b, length, scalars)
+        for b, length in enumerate(seq_lens.tolist())
+    ]
+    return {"topk_indices": torch.tensor(rows, dtype=torch.int32).view(len(q), _width(scalars))}
+
+
 def _attend(
-    q: Tensor, latents: Tensor, chosen: list[int], block_table: Tensor, b: int, scalars: Mapping[str, Any]
+    q: Tensor,
+    latents: Tensor,
+    chosen: list[int],
+    block_table: Tensor,
+    b: int,
+    scalars: Mapping[str, Any],
+    sinks: Tensor | None = None,
 ) -> Tensor:
     positions = [position for position in chosen if position != -1]
     if not positions:
         return q.new_zeros(q.shape[0], scalars["value_dim"])
     rows = torch.stack([latents[_slot(block_table, b, position, scalars["block_size"])] for position in positions])
-    return torch.softmax(scalars["softmax_scale"] * q @ rows.T, -1) @ rows[:, : scalars["value_dim"]]
+    logits = scalars["softmax_scale"] * q @ rows.T
+    if sinks is not None:
+        weights = torch.softmax(torch.cat([logits, sinks.to(q)[:, None]], 1), -1)[:, :-1]
+    else:
+        weights = torch.softmax(logits, -1)
+    return weights @ rows[:, : scalars["value_dim"]]
 
 
 def sparse_mla_prefill(
-    q: Tensor, latents: Tensor, topk_indices: Tensor, block_table: Tensor, cu_seqlens: Tensor, **scalars: Any
+    q: Tensor,
+    latents: Tensor,
+    topk_indices: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    sinks: Tensor | None = None,
+    **scalars: Any,
 ) -> Results:
     out = q.new_zeros(*q.shape[:2], scalars["value_dim"])
     for t, (b, _) in enumerate(_owner(cu_seqlens)):
-        out[t] = _attend(q[t], latents, topk_indices[t].tolist(), block_table, b, scalars)
+        out[t] = _attend(q[t], latents, topk_indices[t].tolist(), block_table, b, scalars, sinks)
     return {"out": out}
 
 
-def sparse_mla_decode(q: Tensor, latents: Tensor, topk_indices: Tensor, block_table: Tensor, **scalars: Any) -> Results:
+def sparse_mla_decode(
+    q: Tensor, latents: Tensor, topk_indices: Tensor, block_table: Tensor, sinks: Tensor | None = None, **scalars: Any
+) -> Results:
     out = q.new_zeros(*q.shape[:2], scalars["value_dim"])
     for b in range(len(q)):
-        out[b] = _attend(q[b], latents, topk_indices[b].tolist(), block_table, b, scalars)
+        out[b] = _attend(q[b], latents, topk_indices[b].tolist(), block_table, b, scalars, sinks)
     return {"out": out}
 
 
@@ -198,33 +260,6 @@ def gated_delta_decode(
 ) -> Results:
     each = torch.arange(len(q) + 1, dtype=torch.int32)
     return gated_delta_prefill(q, k, v, g, beta, state, state_slots, each, **scalars)
-
-
-def hc_pre(
-    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, norm_eps: float, hc_eps: float, sinkhorn_iters: int
-) -> Results:
-    tokens, m, d = streams.shape
-    post, comb, collapsed = streams.new_zeros(tokens, m), streams.new_zeros(tokens, m, m), streams.new_zeros(tokens, d)
-    for t in range(tokens):
-        flat = streams[t].reshape(-1)
-        mixed = fn @ (flat / torch.sqrt((flat @ flat) / len(flat) + norm_eps))
-        pre = 1 / (1 + torch.exp(-(mixed[:m] * scale[0] + base[:m]))) + hc_eps
-        post[t] = 2 / (1 + torch.exp(-(mixed[m : 2 * m] * scale[1] + base[m : 2 * m])))
-        matrix = torch.softmax((mixed[2 * m :] * scale[2] + base[2 * m :]).view(m, m), 1) + hc_eps
-        matrix = matrix / (matrix.sum(0, keepdim=True) + hc_eps)
-        for _ in range(sinkhorn_iters - 1):
-            matrix = matrix / (matrix.sum(1, keepdim=True) + hc_eps)
-            matrix = matrix / (matrix.sum(0, keepdim=True) + hc_eps)
-        comb[t], collapsed[t] = matrix, pre @ streams[t]
-    return {"post": post, "comb": comb, "collapsed": collapsed}
-
-
-def hc_post(streams: Tensor, out: Tensor, post: Tensor, comb: Tensor) -> Results:
-    mixed = torch.zeros_like(streams)
-    for t in range(len(streams)):
-        for m in range(streams.shape[1]):
-            mixed[t, m] = post[t, m] * out[t] + sum(comb[t, n, m] * streams[t, n] for n in range(streams.shape[1]))
-    return {"mixed": mixed}
 
 
 def expert_gemm(x: Tensor, weight: Tensor, expert_offsets: Tensor) -> Results:
@@ -299,27 +334,34 @@ def mxfp4_to_fp8(codes: Tensor, scales: Tensor, fp8: Tensor) -> Results:
     return {"fp8": fp8, "block_scales": block_scales, "spans": spans}
 
 
-NAIVE: Mapping[str, Callable[..., Results]] = {
-    fn.__name__: fn
-    for fn in (
-        kv_store,
-        index_pool,
-        index_select_prefill,
-        index_select_decode,
-        sparse_mla_prefill,
-        sparse_mla_decode,
-        short_conv_prefill,
-        short_conv_decode,
-        gated_delta_prefill,
-        gated_delta_decode,
-        hc_pre,
-        hc_post,
-        expert_gemm,
-        mxfp4_expert_gemm,
-        fp8_expert_gemm,
-        mxfp4_to_fp8,
-    )
-}
+NAIVE: Mapping[str, Callable[..., Results]] = (
+    {
+        fn.__name__: fn
+        for fn in (
+            kv_store,
+            index_pool,
+            index_select_prefill,
+            index_select_decode,
+            fp8_index_select_prefill,
+            fp8_index_select_decode,
+            sparse_mla_prefill,
+            sparse_mla_decode,
+            short_conv_prefill,
+            short_conv_decode,
+            gated_delta_prefill,
+            gated_delta_decode,
+            expert_gemm,
+            mxfp4_expert_gemm,
+            fp8_expert_gemm,
+            mxfp4_to_fp8,
+        )
+    }
+    | {"sparse_mla_sinks_prefill": sparse_mla_prefill, "sparse_mla_sinks_decode": sparse_mla_decode}
+    | naive_experts.DEFINED
+    | naive_fp8_rows.DEFINED
+    | naive_paged.DEFINED
+    | naive_residual.DEFINED
+)
 
 
 def define(name: str, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> Results:

@@ -186,5 +186,32 @@ def test_caches_of_the_specs_are_marked() -> None:
         "gated_delta_prefill": ["state"],
         "gated_delta_decode": ["state"],
         "mxfp4_to_fp8": ["fp8"],
+        "latent_store_fp8": ["latent_cache"],
+        "index_key_store_fp8": ["key_cache"],
+        "latent_and_key_store_fp8": ["latent_cache", "key_cache"],
     }
     assert Role.CACHE.value == "cache"
+
+
+def test_expert_ids_are_the_first_the_last_and_those_of_no_expert() -> None:
+    seen: set[str] = set()
+    for case in OPERATORS["permute_rows"].cases:
+        for seed in (0, 1):
+            ids = make_inputs(OPERATORS["permute_rows"], case, seed=seed).tensors["topk_ids"].flatten().tolist()
+            experts = case.sizes["E"]
+            assert all(-1 <= i <= experts for i in ids)
+            named = {0: "first", experts - 1: "last", -1: "below", experts: "beyond"}
+            seen |= {named[i] for i in ids if i in named}
+    assert seen == {"first", "last", "below", "beyond"}
+
+
+def test_row_places_are_distinct_with_the_first_the_last_and_none() -> None:
+    seen: set[int] = set()
+    for case in OPERATORS["unpermute_rows"].cases:
+        for seed in (0, 1):
+            places = make_inputs(OPERATORS["unpermute_rows"], case, seed=seed).tensors["places"].flatten()
+            held = places[places >= 0]
+            assert len(held.unique()) == len(held) and (places < len(places)).all()
+            seen |= {int(i) for i in places.tolist() if i == -1} | {0 for i in held.tolist() if i == 0}
+            seen |= {1 for i in held.tolist() if i == len(places) - 1 > 0}
+    assert seen == {-1, 0, 1}

@@ -13,8 +13,9 @@ from torch import Tensor
 from day0_kernels import registry
 from day0_kernels.comparison import compare, judge, judge_backend, run, same_bits
 from day0_kernels.inputs import Inputs, make_inputs
-from day0_kernels.spec import FLOAT, Case, Operator, Tolerance, shape_of
+from day0_kernels.spec import FLOAT, Case, Operator, TensorSpec, Tolerance, shape_of
 from tests.kernels.naive import NAIVE, define
+from tests.kernels.parts import has_parts, parts_of, pick
 
 
 def _serves(name: str, backend: str, dtype: torch.dtype = torch.float32) -> bool:
@@ -101,51 +102,7 @@ def test_signature_is_the_spec(operator: Operator) -> None:
 # What one row's result must not depend on: the other rows. Each row, or sequence, is run alone and among the others.
 
 
-def _parts(operator: Operator, case: Case) -> int:
-    """How many independent rows or sequences a case has."""
-    if case.expert_rows:
-        return sum(case.expert_rows)
-    names = {tensor.name for tensor in operator.tensors}
-    return len(case.new_tokens) if "cu_seqlens" in names or "T" not in _letters(operator) else sum(case.new_tokens)
-
-
-def _letters(operator: Operator) -> set[int | str]:
-    return {tensor.shape[0] for tensor in operator.tensors}
-
-
-def _pick(operator: Operator, inputs: Inputs, parts: list[int]) -> tuple[Inputs, list[int]]:
-    """The call of some parts only, in the given order; and which rows of the whole call its output rows are."""
-    tensors = dict(inputs.tensors)
-    if "expert_offsets" in tensors:
-        return _pick_rows_of_experts(inputs, parts)
-    bounds = tensors["cu_seqlens"].tolist() if "cu_seqlens" in tensors else None
-    rows = parts if bounds is None else [t for b in parts for t in range(bounds[b], bounds[b + 1])]
-    for tensor in operator.tensors:
-        if tensor.name == "cu_seqlens":
-            assert bounds is not None
-            lengths = [bounds[b + 1] - bounds[b] for b in parts]
-            tensors["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0).int()
-        elif tensor.shape[0] == "T":
-            tensors[tensor.name] = tensors[tensor.name][rows]
-        elif tensor.shape[0] == "B":
-            tensors[tensor.name] = tensors[tensor.name][parts]
-    return Inputs(tensors, inputs.scalars), rows
-
-
-def _pick_rows_of_experts(inputs: Inputs, parts: list[int]) -> tuple[Inputs, list[int]]:
-    offsets = inputs.tensors["expert_offsets"]
-    rows = sorted(parts, key=lambda i: int((offsets <= i).sum()))
-    owners = torch.tensor([int((offsets <= i).sum()) - 1 for i in rows], dtype=torch.long)
-    counts = torch.bincount(owners, minlength=len(offsets) - 1)
-    tensors = dict(inputs.tensors) | {
-        "x": inputs.tensors["x"][rows],
-        "expert_offsets": torch.cat([torch.zeros(1), counts.cumsum(0)]).int(),
-    }
-    return Inputs(tensors, inputs.scalars), rows
-
-
-# An operator on weights alone has neither.
-WITH_ROWS = [param for param in CASES if _letters(param.values[0]) != {"E"}]  # type: ignore[arg-type]
+WITH_ROWS = [param for param in CASES if has_parts(param.values[0])]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("operator", "backend", "case"), WITH_ROWS)
@@ -164,13 +121,13 @@ def test_nor_with_more_threads(param: Any) -> None:
 
 def _check_neighbours(operator: Operator, backend: str, case: Case) -> None:
     inputs = make_inputs(operator, case, seed=3)
-    fn, count = _fn(operator, backend), _parts(operator, case)
+    fn, count = _fn(operator, backend), parts_of(operator, case)
     whole = run(operator, fn, inputs)
     backwards = list(range(count))[::-1]
     for groups in ([[part] for part in backwards], [backwards], [backwards[::2], backwards[1::2]]):
         caches = {tensor.name: inputs.tensors[tensor.name] for tensor in operator.cached}
         for group in filter(None, groups):
-            picked, rows = _pick(operator, inputs, group)
+            picked, rows = pick(operator, inputs, group)
             results = run(operator, fn, Inputs({**picked.tensors, **caches}, picked.scalars))
             caches = {name: results[name] for name in caches}
             for spec in operator.outputs:
@@ -181,7 +138,9 @@ def _check_neighbours(operator: Operator, backend: str, case: Case) -> None:
 
 STEPPED = (
     "index_select_prefill",
+    "fp8_index_select_prefill",
     "sparse_mla_prefill",
+    "fp8_sparse_mla_prefill",
     "gated_delta_prefill",
     "expert_gemm",
     "mxfp4_expert_gemm",
@@ -212,19 +171,21 @@ def _moved(operator: Operator, inputs: Inputs) -> Inputs:
         if tensor.shape[0] == "states":
             tensors[tensor.name] = tensors[tensor.name].roll(1, 0)
         elif isinstance(tensor.shape[0], str) and tensor.shape[0].startswith("num_blocks"):
-            per_block = _rows_per_block(inputs, tensors[tensor.name])
+            per_block = _rows_per_block(inputs, tensor)
             tensors[tensor.name] = tensors[tensor.name].roll(per_block, 0)
     if "state_slots" in tensors:
         states = len(inputs.tensors[next(t.name for t in operator.tensors if t.shape[0] == "states")])
         tensors["state_slots"] = torch.where(tensors["state_slots"] < 0, -1, (tensors["state_slots"] + 1) % states)
     if "block_table" in tensors:
-        cache = next(t.name for t in operator.tensors if str(t.shape[0]).startswith("num_blocks"))
-        blocks = len(inputs.tensors[cache]) // _rows_per_block(inputs, inputs.tensors[cache])
+        cache = next(t for t in operator.tensors if str(t.shape[0]).startswith("num_blocks"))
+        blocks = len(inputs.tensors[cache.name]) // _rows_per_block(inputs, cache)
         tensors["block_table"] = torch.where(tensors["block_table"] < 0, -1, (tensors["block_table"] + 1) % blocks)
     return Inputs({name: tensor.to(inputs.tensors[name].dtype) for name, tensor in tensors.items()}, inputs.scalars)
 
 
-def _rows_per_block(inputs: Inputs, cache: Tensor) -> int:
+def _rows_per_block(inputs: Inputs, cache: TensorSpec) -> int:
+    if cache.shape[0] == "num_blocks":
+        return 1
     pool = inputs.scalars.get("pool_size") or (len(inputs.tensors["ape"]) if "ape" in inputs.tensors else 1)
     return int(inputs.scalars["block_size"]) // pool
 
@@ -244,7 +205,7 @@ def test_the_place_in_the_caches_does_not_matter(operator: Operator, backend: st
     for spec in operator.outputs:
         assert same_bits(here[spec.name], there[spec.name])
     for tensor in operator.cached:
-        shift = 1 if tensor.shape[0] == "states" else _rows_per_block(inputs, here[tensor.name])
+        shift = 1 if tensor.shape[0] == "states" else _rows_per_block(inputs, tensor)
         assert same_bits(here[tensor.name].roll(shift, 0), there[tensor.name])
 
 

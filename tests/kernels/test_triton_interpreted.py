@@ -31,7 +31,7 @@ CHECKS = (
     "mxfp4_to_fp8:odd_group_count:float32",
     "mxfp4_to_fp8:both_edges:float32",
     "mxfp4_to_fp8:no_expert:float32",
-    "mxfp4_expert_gemm:one_row:float16",
+    "mxfp4_expert_gemm:one_row:bfloat16",
     "mxfp4_expert_gemm:expert_without_token:bfloat16",
     "mxfp4_expert_gemm:no_token:bfloat16",
     "mxfp4_expert_gemm:odd_group_count:bfloat16",

@@ -1,16 +1,17 @@
-"""Index selection and sparse attention in Triton without a GPU: right interpreted, and fit for a Hopper as compiled."""
+"""Sparse attention in Triton without a GPU: right interpreted, and fit for a Hopper as compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from day0_kernels.index_select.triton import index_select_decode
+from day0_kernels.sparse_mla import _hopper
 from day0_kernels.sparse_mla.triton import sparse_mla_decode, sparse_mla_prefill
 from tests.kernels.check_process import run_checks
 from tests.kernels.triton_offline import Machine, compiled, recorded
@@ -28,21 +29,13 @@ CHECKS = (
     "case:sparse_mla_prefill:empty_sequence:float16",
     "case:sparse_mla_prefill:no_token:bfloat16",
     "case:sparse_mla_prefill:many_sequences:bfloat16",
-    "case:index_select_decode:pool_edges:bfloat16",
-    "case:index_select_decode:topk_plus_1:bfloat16",
-    "case:index_select_decode:batch:bfloat16",
-    "case:index_select_decode:padding_rows:float16",
-    "case:index_select_decode:only_padding:float32",
-    "case:index_select_decode:without_tail:bfloat16",
-    "case:index_select_decode:topk_above_context:bfloat16",
-    "case:index_select_decode:one_head:float32",
+    "case:sparse_mla_sinks_decode:runs:bfloat16",
+    "case:sparse_mla_sinks_decode:only_padding:float32",
+    "case:sparse_mla_sinks_prefill:empty_sequence:float16",
+    "sinks:200",
+    "sinks:-200",
     "neighbours:sparse_mla_decode:runs",
-    "neighbours:index_select_decode:padding_rows",
     "prefill_is_decode",
-    "choice:zeros",
-    "choice:close",
-    "choice:broken",
-    "tiles:few",
     "refused",
 )
 
@@ -67,32 +60,25 @@ def _ids(*shape: int) -> Tensor:
 
 
 def _attention(fn: Callable[..., Any], heads: int, width: int, *more: Tensor) -> Callable[[], Any]:
-    """2,048 positions and the tail of a pool of 16, as GLM-5.3-Flash (width 512) and DeepSeek-V3.2 (576) have."""
-    return lambda: fn(
-        _on_no_device(32, heads, width),
-        _on_no_device(64000, width),
-        _ids(32, 2063),
-        _ids(32, 1000),
-        *more,
-        block_size=64,
-        softmax_scale=0.1,
-        value_dim=512,
-    )
+    """2,048 positions and the tail of a pool of 16, as GLM-5.3-Flash (width 512) and DeepSeek-V3.2 (576) have.
 
+    By the kernels of every architecture; those of Hopper alone are in `test_sparse_mla_hopper.py`.
+    """
 
-def _selection(rows: int, heads: int, pool: int) -> Callable[[], Any]:
-    return lambda: index_select_decode(
-        _on_no_device(rows, heads, 128),
-        _on_no_device(rows, heads),
-        _on_no_device(64000, 128),
-        _ids(rows, 1000),
-        _ids(rows),
-        pool_size=pool,
-        topk_tokens=2048,
-        block_size=64,
-        softmax_scale=0.1,
-        always_tail=pool > 1,
-    )
+    def call() -> Any:
+        with mock.patch.object(_hopper, "serves", lambda *_: False):
+            return fn(
+                _on_no_device(32, heads, width),
+                _on_no_device(64000, width),
+                _ids(32, 2063),
+                _ids(32, 1000),
+                *more,
+                block_size=64,
+                softmax_scale=0.1,
+                value_dim=512,
+            )
+
+    return call
 
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -102,11 +88,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "sparse_mla_decode-128": _attention(sparse_mla_decode, 128, 576),
     "sparse_mla_prefill-64": _attention(sparse_mla_prefill, 64, 512, _ids(5)),
     "sparse_mla_prefill-128": _attention(sparse_mla_prefill, 128, 576, _ids(5)),
-    "index_select_decode-8": _selection(8, 32, 16),
-    "index_select_decode-9": _selection(9, 64, 1),
 }
 # Registers a thread. `attend` holds 64 heads of 512 values in float32, half of the register file, and is alone.
-MOST_REGISTERS = {"attend": 255, "score_pools": 128, "choose": 128, "join": 64, "own": 128}
+MOST_REGISTERS = {"attend": 255, "join": 64, "own": 128}
 LARGEST_SHARED_BYTES = 227 * 1024
 
 
@@ -126,8 +110,6 @@ def test_fits_the_machine(call: str) -> None:
             # 64 heads fill a warp group's product; fewer are the smaller product of a warp.
             assert ("wgmma.mma_async" if call.endswith(("64", "128")) else "mma.sync") in machine.ptx
             assert "cp.async" in machine.ptx
-        if machine.kernel == "score_pools":
-            assert "wgmma.mma_async" in machine.ptx
 
 
 def test_a_program_that_spills_is_seen() -> None:

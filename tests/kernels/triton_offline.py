@@ -15,7 +15,10 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 TARGET = GPUTarget("cuda", 90, 32)
 _NAMES = {
@@ -24,6 +27,7 @@ _NAMES = {
     torch.float16: "*fp16",
     torch.uint8: "*u8",
     torch.int8: "*i8",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float8_e4m3fn: "*fp8e4nv",
@@ -79,13 +83,19 @@ def compiled(launch: Launch) -> Machine:
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = _NAMES[value.dtype]
             attributes[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{_NAMES[value.base.dtype][1:]}{list(value.block_shape)}>"
+        elif isinstance(value, HopperDescriptor):
+            block = f"{_NAMES[value.base.dtype][1:]}{list(value.block_shape)}"
+            signature[parameter.name] = f"tensordesc<{block},{value.layout!r}>"
         elif isinstance(value, int):
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if value % 16 == 0 and special:
                 attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "fp32"
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+    made_by = GluonASTSource if launch.kernel.is_gluon() else ASTSource
+    source = made_by(launch.kernel, signature, constants, attributes)
     made = triton.compile(source, target=TARGET, options=dict(launch.options))
     registers, local_bytes = _resources(made.asm["cubin"])
     return Machine(launch.kernel.__name__, made.asm["ptx"], registers, local_bytes, made.metadata.shared)

@@ -43,6 +43,31 @@ def hc_pre(
     return post, comb, collapsed.to(streams.dtype)
 
 
+def hc_pre_norm(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_weight: Tensor,
+    *,
+    norm_eps: float,
+    hc_eps: float,
+    sinkhorn_iters: int,
+    layer_norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`hc_pre`, and the sub-layer's own norm over the collapsed stream: `(post, comb, normed [T, D])`.
+
+    `norm_weight [D]` has the dtype of streams. Formula: `Glm5NextTextRMSNorm.forward`, with its roundings to that dtype
+    before the norm, before the weight and after it.
+    """
+    post, comb, collapsed = hc_pre(
+        streams, fn, base, scale, norm_eps=norm_eps, hc_eps=hc_eps, sinkhorn_iters=sinkhorn_iters
+    )
+    wide = collapsed.float()
+    unit = (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + layer_norm_eps)).to(collapsed.dtype)
+    return post, comb, norm_weight * unit
+
+
 def hc_post(streams: Tensor, out: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """New streams `[T, M, D]`: `post [T, M] * out [T, D] + comb [T, M, M]^T @ streams [T, M, D]`, in streams' dtype."""
     count = streams.shape[1]

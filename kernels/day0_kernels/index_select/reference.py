@@ -26,7 +26,7 @@ def _pool_keys(pool_cache: Tensor, block_table: Tensor, pools: int, pools_per_bl
     return keys.masked_fill(~known[..., None], 0)
 
 
-def _scores(q: Tensor, weights: Tensor, keys: Tensor, softmax_scale: float) -> Tensor:
+def pool_scores(q: Tensor, weights: Tensor, keys: Tensor, softmax_scale: float) -> Tensor:
     """Scores `[N, tiles * 64]` of `q [N, HI, D]`, `weights [N, HI]` over `keys [N or 1, tiles * 64, D]`.
 
     Every product is `[HI, D] @ [D, 64]`, so that a pool's score has the same bits in prefill and decode, at any length.
@@ -40,7 +40,7 @@ def _scores(q: Tensor, weights: Tensor, keys: Tensor, softmax_scale: float) -> T
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _best(scores: Tensor, candidates: Tensor, count: int) -> Tensor:
+def best(scores: Tensor, candidates: Tensor, count: int) -> Tensor:
     """Pools int64 `[N, min(count, P)]`, ascending: the highest of `scores [N, P]`, ties to the lowest pool.
 
     Only the first `candidates [N]` pools compete; where they are fewer than `count`, higher pools fill the row behind
@@ -56,7 +56,7 @@ def _best(scores: Tensor, candidates: Tensor, count: int) -> Tensor:
     return (above | level).nonzero()[:, 1].view(len(scores), count)
 
 
-def _positions(chosen: Tensor, lengths: Tensor, pool_size: int, topk_tokens: int, always_tail: bool) -> Tensor:
+def chosen_positions(chosen: Tensor, lengths: Tensor, pool_size: int, topk_tokens: int, always_tail: bool) -> Tensor:
     """Chosen pools `[N, K]` as ascending positions, then the tail of `lengths [N]`, then -1: int32 `[N, width]`."""
     width = topk_tokens + (pool_size - 1 if always_tail else 0)
     lengths = lengths[:, None]
@@ -73,7 +73,7 @@ def _positions(chosen: Tensor, lengths: Tensor, pool_size: int, topk_tokens: int
     return out.int()
 
 
-def _tile_up(pools: int) -> int:
+def tile_up(pools: int) -> int:
     return -(-pools // TILE_POOLS) * TILE_POOLS
 
 
@@ -106,15 +106,15 @@ def index_select_prefill(
         if first == last:
             continue
         lengths = torch.arange(start + 1, start + last - first + 1, device=device)
-        pools = max(_tile_up((start + last - first) // pool_size), TILE_POOLS)
+        pools = max(tile_up((start + last - first) // pool_size), TILE_POOLS)
         keys = _pool_keys(pool_cache, block_table[b : b + 1], pools, block_size // pool_size)
         step = max(1, GROUP_ELEMENTS // (q.shape[1] * TILE_POOLS))
         for begin in range(first, last, step):
             end = min(begin + step, last)
-            scores = _scores(q[begin:end].float(), weights[begin:end].float(), keys, softmax_scale)
+            scores = pool_scores(q[begin:end].float(), weights[begin:end].float(), keys, softmax_scale)
             length = lengths[begin - first : end - first]
-            chosen = _best(scores, torch.div(length, pool_size, rounding_mode="floor"), topk_tokens // pool_size)
-            out[begin:end] = _positions(chosen, length, pool_size, topk_tokens, always_tail)
+            chosen = best(scores, torch.div(length, pool_size, rounding_mode="floor"), topk_tokens // pool_size)
+            out[begin:end] = chosen_positions(chosen, length, pool_size, topk_tokens, always_tail)
     return out
 
 
@@ -136,8 +136,8 @@ def index_select_decode(
     Returns what `index_select_prefill` returns for the last token of each sequence; a length of 0 (padding) gives -1.
     """
     lengths = seq_lens.long()
-    pools = max(_tile_up(int(lengths.max()) // pool_size), TILE_POOLS) if len(q) else TILE_POOLS
+    pools = max(tile_up(int(lengths.max()) // pool_size), TILE_POOLS) if len(q) else TILE_POOLS
     keys = _pool_keys(pool_cache, block_table, pools, block_size // pool_size)
-    scores = _scores(q.float(), weights.float(), keys, softmax_scale)
-    chosen = _best(scores, torch.div(lengths, pool_size, rounding_mode="floor"), topk_tokens // pool_size)
-    return _positions(chosen, lengths, pool_size, topk_tokens, always_tail)
+    scores = pool_scores(q.float(), weights.float(), keys, softmax_scale)
+    chosen = best(scores, torch.div(lengths, pool_size, rounding_mode="floor"), topk_tokens // pool_size)
+    return chosen_positions(chosen, lengths, pool_size, topk_tokens, always_tail)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from day0_kernels.index_select._choice import Choice, power_of_two
 from day0_kernels.spec import Backend
 from day0_kernels.triton_launch import PRIORITY, configuration, device_refusal
 
@@ -19,10 +20,9 @@ LARGEST_HEADS = 64
 LARGEST_WIDTH = 256
 LARGEST_POOL = 64
 # TILES may differ by size, the others may not: a pool must have the same bits in every batch.
-_PLAIN_SCORE = {"BLOCK_P": 64, "TILES": 4, "STAGES": 2, "num_warps": 4}
+_PLAIN_SCORE = {"BLOCK_P": 64, "TILES": 4, "STAGES": 2, "num_warps": 4, "OVERLAP": 0}
 # Products of float32 run outside the tensor cores.
-_EXACT_SCORE = {"BLOCK_P": 16, "TILES": 4, "STAGES": 1, "num_warps": 4}
-_PLAIN_CHOOSE = {"TILE": 1024, "num_warps": 8}
+_EXACT_SCORE = {"BLOCK_P": 64, "TILES": 4, "STAGES": 1, "num_warps": 4, "OVERLAP": 0}
 
 
 def _limit(heads: int, width: int, pool_size: int) -> str | None:
@@ -41,8 +41,17 @@ def refusal(operator: str, device: torch.device, dtype: torch.dtype, sizes: Mapp
     return _limit(*(sizes.get(name, 1) for name in ("HI", "D", "P"))) or device_refusal(device)
 
 
-def _power_of_two(count: int, least: int = 16) -> int:
-    return max(least, 1 << (count - 1).bit_length())
+def _check(q: Tensor, pool_cache: Tensor, pool_size: int) -> None:
+    """ValueError where a size is beyond the kernels, a dtype differs or the cache has gaps."""
+    _, heads, width = q.shape
+    beyond = _limit(heads, width, pool_size)
+    if beyond is not None:
+        raise ValueError(beyond)
+    if pool_cache.dtype != q.dtype or pool_cache.shape[1] != width or not pool_cache.is_contiguous():
+        raise ValueError(
+            f"pool_cache must be contiguous {q.dtype} [pools, {width}], is {pool_cache.dtype} "
+            f"{tuple(pool_cache.shape)} with strides {pool_cache.stride()}"
+        )
 
 
 def index_select_decode(
@@ -58,61 +67,88 @@ def index_select_decode(
     softmax_scale: float,
     always_tail: bool,
 ) -> Tensor:
-    """As the reference, in two launches that read no length back to the host.
+    """As the reference, in two or three launches that read no length back to the host.
 
-    Scores lie in a scratch of 4 bytes a pool that the block table can name. ValueError where a size is beyond the
-    kernels, a dtype differs or the cache has gaps.
+    Scores lie in a scratch of at most 9 bytes a pool that the block table can name. ValueError where a size is beyond
+    the kernels, a dtype differs or the cache has gaps.
     """
-    from day0_kernels.index_select._triton_kernels import choose, score_pools
+    from day0_kernels.index_select._triton_kernels import score_pools
 
     rows, heads, width = q.shape
-    beyond = _limit(heads, width, pool_size)
-    if beyond is not None:
-        raise ValueError(beyond)
-    if pool_cache.dtype != q.dtype or pool_cache.shape[1] != width or not pool_cache.is_contiguous():
-        raise ValueError(
-            f"pool_cache must be contiguous {q.dtype} [pools, {width}], is {pool_cache.dtype} "
-            f"{tuple(pool_cache.shape)} with strides {pool_cache.stride()}"
-        )
+    _check(q, pool_cache, pool_size)
     columns = topk_tokens + (pool_size - 1 if always_tail else 0)
     out = torch.empty(rows, columns, dtype=torch.int32, device=q.device)
     if not rows or not columns:
         return out
     pools_a_block = block_size // pool_size
-    pools = block_table.shape[1] * pools_a_block
-    orders = torch.empty(rows, max(pools, 1), dtype=torch.int32, device=q.device)
-    chosen: Mapping[str, int] = _EXACT_SCORE
-    if q.dtype != torch.float32:
-        chosen = configuration(__file__, q.device, "score_pools", rows, _PLAIN_SCORE)
-    if pools > topk_tokens // pool_size > 0:
-        score_pools[(rows, -(-pools // (chosen["TILES"] * chosen["BLOCK_P"])))](
+    choice = Choice(rows, block_table.shape[1] * pools_a_block, topk_tokens // pool_size, q.device)
+    if choice.refusal is not None:
+        raise ValueError(choice.refusal)
+    if choice.pools > choice.chosen > 0:
+        chosen: Mapping[str, int] = _EXACT_SCORE
+        if q.dtype != torch.float32:
+            chosen = configuration(__file__, q.device, "score_pools", rows, _PLAIN_SCORE)
+        score_pools[(rows, -(-choice.pools // (chosen["TILES"] * chosen["BLOCK_P"])))](
             q.contiguous(),
             weights.contiguous(),
             pool_cache,
             block_table,
             seq_lens,
-            orders,
+            choice.orders,
+            choice.groups,
             block_table.stride(0),
-            orders.stride(0),
-            topk_tokens // pool_size,
+            choice.orders.stride(0),
+            choice.groups.stride(0),
+            choice.chosen,
             softmax_scale,
             HI=heads,
             D=width,
             P=pool_size,
             POOLS_A_BLOCK=pools_a_block,
-            BLOCK_HI=_power_of_two(heads),
-            BLOCK_D=_power_of_two(width),
+            BLOCK_HI=power_of_two(heads),
+            BLOCK_D=power_of_two(width),
+            LARGEST=choice.largest_group,
             **chosen,
         )
-    choose[(rows,)](
-        orders,
-        seq_lens,
-        out,
-        orders.stride(0),
-        columns,
-        topk_tokens // pool_size,
-        P=pool_size,
-        ALWAYS_TAIL=always_tail,
-        **configuration(__file__, q.device, "choose", pools, _PLAIN_CHOOSE),
-    )
+    choice.launch(seq_lens, out, pool_size, always_tail)
     return out
+
+
+def index_select_prefill(
+    q: Tensor,
+    weights: Tensor,
+    pool_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    start_positions: Tensor,
+    *,
+    pool_size: int,
+    topk_tokens: int,
+    block_size: int,
+    softmax_scale: float,
+    always_tail: bool,
+) -> Tensor:
+    """As the reference; scores of some tokens at a time lie in a scratch of bounded size, see `_prefill`.
+
+    ValueError where a size is beyond the kernels, a dtype differs or the cache has gaps.
+    """
+    from day0_kernels.index_select._prefill import configurations, select_prefill
+
+    _check(q, pool_cache, pool_size)
+    score, choose = configurations(__file__, q, pool_size, topk_tokens // pool_size)
+    return select_prefill(
+        q,
+        weights,
+        pool_cache,
+        None,
+        block_table,
+        cu_seqlens,
+        start_positions,
+        pool_size=pool_size,
+        topk_tokens=topk_tokens,
+        block_size=block_size,
+        softmax_scale=softmax_scale,
+        always_tail=always_tail,
+        score=score,
+        choose=choose,
+    )

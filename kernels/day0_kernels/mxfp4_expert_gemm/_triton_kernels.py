@@ -16,6 +16,7 @@ def prepare_kernel(
     terms,
     row_scales,
     tiles,
+    live,
     N,
     K: tl.constexpr,
     E: tl.constexpr,
@@ -26,9 +27,9 @@ def prepare_kernel(
 ):
     """The first N programs split a row of `x [N, K]`, each of the others finds what one tile covers.
 
-    `terms` e4m3 `[N, K / 32, TERMS, 32]` add up to the row times a power of two, 1 / `row_scales [N]`; of 32 columns
+    `terms` e4m3 `[N, TERMS, K]` add up to the row times a power of two, 1 / `row_scales [N]`; of 32 columns
     the even ones lie before the odd ones, as the two codes of a byte are decoded. `tiles` int32 `[tiles, 4]`: expert
-    (-1: no tile), first row, end of the expert's rows.
+    (-1: no tile), first row, end of the expert's rows. `live` int32 `[1]`: how many are tiles, the first ones.
     """
     program = tl.program_id(0)
     if program < N:
@@ -47,6 +48,8 @@ def prepare_kernel(
         tl.store(tiles + tile * 4, expert)
         tl.store(tiles + tile * 4 + 1, first)
         tl.store(tiles + tile * 4 + 2, end)
+        if tile == 0:
+            tl.store(live, tl.sum(counts, 0))
 
 
 @triton.jit
@@ -73,11 +76,11 @@ def _store_terms(terms, rest, k, K: tl.constexpr, TERMS: tl.constexpr, BLOCK_K: 
     rest = tl.where(tl.abs(rest) < 512.0, rest, float("nan"))
     even, odd = tl.split(tl.reshape(rest, (BLOCK_K // 2, 2)))
     pairs = k // 2 + tl.arange(0, BLOCK_K // 2)
-    places = pairs // 16 * (32 * TERMS) + pairs % 16
+    places = pairs // 16 * 32 + pairs % 16
     for term in tl.static_range(TERMS):
         held_even, held_odd = e4m3_of(even), e4m3_of(odd)
-        tl.store(terms + places + term * 32, held_even, mask=pairs < K // 2)
-        tl.store(terms + places + term * 32 + 16, held_odd, mask=pairs < K // 2)
+        tl.store(terms + places + term * K, held_even, mask=pairs < K // 2)
+        tl.store(terms + places + term * K + 16, held_odd, mask=pairs < K // 2)
         even, odd = even - held_even.to(tl.float32), odd - held_odd.to(tl.float32)
 
 
@@ -103,7 +106,8 @@ def product_kernel(
     `codes` uint8 `[E, DOUT, K / 2]`; `scales` are integers of `GROUPS` bytes, `[E, DOUT, K / 32 / GROUPS]`. The weights
     are the product's left operand, decoded in registers to e4m3 bytes; each group is one instruction deep (32 columns),
     its product is multiplied by the group's scale in float32 and added up there: any scale byte is exact, and the
-    narrow accumulator of e4m3 products never holds more than a group.
+    narrow accumulator of e4m3 products never holds more than a group. A row's terms are neighbouring columns of the
+    product and added to each other at the end.
     """
     tile = tl.program_id(1)
     expert = tl.load(tiles + tile * 4).to(tl.int64)
@@ -115,20 +119,19 @@ def product_kernel(
     weight_rows = expert * DOUT + tl.minimum(outputs, DOUT - 1)
     rows = first + tl.arange(0, BLOCK_N)
     inside = rows < end
+    lines = first * TERMS + tl.arange(0, BLOCK_N * TERMS)
     STEPS: tl.constexpr = K // (32 * GROUPS)
     code_at = codes + weight_rows[:, None] * (K // 2) + tl.arange(0, 16 * GROUPS)[None, :]
     scale_at = scales + weight_rows * STEPS
-    term_at = terms + rows.to(tl.int64)[None, :] * (K * TERMS) + tl.arange(0, 32 * TERMS)[:, None]
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    term_at = terms + lines.to(tl.int64)[None, :] * K + tl.arange(0, 32)[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N * TERMS), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES, loop_unroll_factor=UNROLL):
         byte = tl.load(code_at + step * (16 * GROUPS))
         scale = tl.load(scale_at + step).to(tl.int32)
         for group in tl.static_range(GROUPS):
             low, high = e4m3_codes(_group_of(byte, group, GROUPS, BLOCK_M))
-            # The same registers once for each term.
-            weight = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (BLOCK_M, 1, 32))
-            weight = tl.reshape(tl.broadcast_to(weight, (BLOCK_M, TERMS, 32)), (BLOCK_M, 32 * TERMS))
-            x = tl.load(term_at + (step * GROUPS + group) * (32 * TERMS), mask=inside[None, :], other=0.0)
+            weight = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (BLOCK_M, 32))
+            x = tl.load(term_at + (step * GROUPS + group) * 32, mask=(lines < end * TERMS)[None, :], other=0.0)
             part = tl.dot(weight.to(tl.float8e4nv, bitcast=True), x)
             # A scale byte as float32's exponent; byte 0 is 2^-127, a subnormal.
             bits = (scale << (23 - 8 * group) if group < 3 else scale >> 1) & 0x7F800000
@@ -136,6 +139,7 @@ def product_kernel(
             total += part * factor[:, None]
     # Byte 255 came out as infinity, which no sum loses; it is NaN, as is what float32 cannot hold.
     total = tl.where(tl.abs(total) < float("inf"), total, float("nan"))
+    total = _sum_of_terms(total, TERMS, BLOCK_M, BLOCK_N)
     # Decoding left a factor of 2^-6.
     factor = tl.load(row_scales + rows, mask=inside, other=0.0) * 64.0
     total = total * factor[None, :]
@@ -144,6 +148,21 @@ def product_kernel(
         rounded_to(total, out.dtype.element_ty),
         mask=inside[None, :] & (outputs < DOUT)[:, None],
     )
+
+
+@triton.jit
+def _sum_of_terms(total, TERMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """`[BLOCK_M, BLOCK_N]` of `[BLOCK_M, BLOCK_N * TERMS]`."""
+    if TERMS == 1:
+        return total
+    elif TERMS == 2:
+        first, second = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N, 2)))
+        return first + second
+    else:
+        first, second = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N, 2, 2)))
+        both = first + second
+        first, second = tl.split(both)
+        return first + second
 
 
 @triton.jit

@@ -32,6 +32,18 @@ def own(cu_seqlens, owners, tokens, sequences, BLOCK_T: tl.constexpr, BLOCK_B: t
     tl.store(owners + token, found, mask=token < tokens)
 
 
+@triton.jit
+def _share(peak, total, sink_at, there, SINKS: tl.constexpr):
+    """The factor on a sum of weighted values over `2^peak`: the inverse of `total`, or of it and the sink's weight."""
+    if SINKS:
+        sink = tl.load(sink_at, mask=there, other=0.0) * _LOG2_E
+        top = tl.maximum(peak, sink)
+        fade = tl.exp2(peak - top)
+        return fade / (total * fade + tl.exp2(sink - top))
+    else:
+        return 1.0 / tl.where(total == 0.0, 1.0, total)
+
+
 @triton.jit(do_not_specialize=["W", "run_width"])
 def attend(
     q,
@@ -42,12 +54,14 @@ def attend(
     out,
     peaks,
     totals,
+    sinks,
     W,
     run_width,
     table_row,
     scale,
     PACKED: tl.constexpr,
     SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     H: tl.constexpr,
     R: tl.constexpr,
@@ -121,7 +135,7 @@ def attend(
         tl.store(totals + at_head, total, mask=in_h)
         tl.store(out + at_head[:, None] * V + column[None, :], held, mask=kept & (used > begin))
     else:
-        held = held * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+        held = held * _share(peak, total, sinks + head, in_h, SINKS)[:, None]
         at_head = row * H + head
         tl.store(out + at_head[:, None] * V + column[None, :], rounded_to(held, out.dtype.element_ty), mask=kept)
 
@@ -131,7 +145,9 @@ def join(
     parts,
     peaks,
     totals,
+    sinks,
     out,
+    SINKS: tl.constexpr,
     H: tl.constexpr,
     V: tl.constexpr,
     RUNS: tl.constexpr,
@@ -151,5 +167,5 @@ def join(
     share = tl.where(written, tl.exp2(peak - highest), 0.0)
     whole = tl.sum(tl.where(written, total * share, 0.0), axis=0)
     part = tl.load(parts + at[:, None] * V + column[None, :], mask=written[:, None] & (column < V)[None, :], other=0.0)
-    result = tl.sum(part * share[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
+    result = tl.sum(part * share[:, None], axis=0) * _share(highest, whole, sinks + head, True, SINKS)
     tl.store(out + (row * H + head) * V + column, rounded_to(result, out.dtype.element_ty), mask=column < V)

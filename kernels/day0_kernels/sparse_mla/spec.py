@@ -38,6 +38,13 @@ def _topk(rows: str) -> TensorSpec:
     )
 
 
+_SINKS = TensorSpec("sinks", ("H",), "float32")
+_SINKS_FORMULA = (
+    "out = (exp(softmax_scale * q . latents) @ latents[..., :value_dim]) / (sum exp(softmax_scale * q . latents) + "
+    "exp(sinks[h])), over slot(topk_indices[w])"
+)
+
+
 OPERATORS = (
     Operator(
         name="sparse_mla_prefill",
@@ -89,6 +96,44 @@ OPERATORS = (
             _decode("only_padding", 0),
             _decode("narrow_value", 40, 90, value_dim=24),
             _decode("width_above_context", 20, W=300),
+        ),
+        tolerance=_TOLERANCE,
+    ),
+    Operator(
+        name="sparse_mla_sinks_prefill",
+        formula=_SINKS_FORMULA,
+        tensors=(
+            TensorSpec("q", ("T", "H", "R")),
+            _LATENTS,
+            _topk("T"),
+            _BLOCK_TABLE,
+            TensorSpec("cu_seqlens", ("B + 1",), "int32", fill=Fill.CU_SEQLENS),
+            _SINKS,
+        ),
+        outputs=(TensorSpec("out", ("T", "H", "V")),),
+        scalars=_SCALARS,
+        cases=(
+            _case("one", 1),
+            _case("topk_plus_1", 65),
+            _case("packed", 70, 1, 3, 40, starts=(0, 63, 64, 5)),
+            _case("empty_sequence", 2, 0, 5, starts=(70, 9, 0)),
+            _case("no_token", 0),
+            _case("narrow_value", 40, value_dim=24),
+        ),
+        tolerance=_TOLERANCE,
+    ),
+    Operator(
+        name="sparse_mla_sinks_decode",
+        formula=_SINKS_FORMULA,
+        tensors=(TensorSpec("q", ("B", "H", "R")), _LATENTS, _topk("B"), _BLOCK_TABLE, _SINKS),
+        outputs=(TensorSpec("out", ("B", "H", "V")),),
+        scalars=_SCALARS,
+        cases=(
+            _decode("one", 1),
+            _decode("batch", 1, 70, 64, 129, 4, 33, 200, 17),
+            _decode("padding_rows", 0, 80, 0),
+            _decode("only_padding", 0),
+            _decode("narrow_value", 40, 90, value_dim=24),
         ),
         tolerance=_TOLERANCE,
     ),

@@ -1,6 +1,7 @@
-"""Sparse latent attention on an NVIDIA GPU; device code is in `_triton_kernels`, tiles in `sm_*.json`.
+"""Sparse latent attention on an NVIDIA GPU; device code is in `_triton_*`, tiles and runs in `sm_*.json`.
 
-It does not know who chose the positions. Products take operands of the dtype of the call and sum in float32.
+It does not know who chose the positions. Products take operands of the dtype of the call and sum in float32. Latents of
+512 value columns have kernels of their own on Hopper (`_hopper`); everything else has those of `_triton_kernels`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from day0_kernels.sparse_mla import _hopper
 from day0_kernels.spec import Backend
 from day0_kernels.triton_launch import PRIORITY, configuration, device_refusal
 
@@ -56,7 +58,7 @@ def sparse_mla_decode(
     value_dim: int,
 ) -> Tensor:
     """As the reference; the positions in runs that do not wait for each other, then a launch that joins them."""
-    return _attend(q, latents, topk_indices, block_table, None, block_size, softmax_scale, value_dim)
+    return _attend(q, latents, topk_indices, block_table, None, None, block_size, softmax_scale, value_dim)
 
 
 def sparse_mla_prefill(
@@ -71,7 +73,38 @@ def sparse_mla_prefill(
     value_dim: int,
 ) -> Tensor:
     """As the reference, in two launches: whose each token is, and one that goes over its positions once."""
-    return _attend(q, latents, topk_indices, block_table, cu_seqlens, block_size, softmax_scale, value_dim)
+    return _attend(q, latents, topk_indices, block_table, cu_seqlens, None, block_size, softmax_scale, value_dim)
+
+
+def sparse_mla_sinks_decode(
+    q: Tensor,
+    latents: Tensor,
+    topk_indices: Tensor,
+    block_table: Tensor,
+    sinks: Tensor,
+    *,
+    block_size: int,
+    softmax_scale: float,
+    value_dim: int,
+) -> Tensor:
+    """As `sparse_mla_decode`, with a sink per head."""
+    return _attend(q, latents, topk_indices, block_table, None, sinks, block_size, softmax_scale, value_dim)
+
+
+def sparse_mla_sinks_prefill(
+    q: Tensor,
+    latents: Tensor,
+    topk_indices: Tensor,
+    block_table: Tensor,
+    cu_seqlens: Tensor,
+    sinks: Tensor,
+    *,
+    block_size: int,
+    softmax_scale: float,
+    value_dim: int,
+) -> Tensor:
+    """As `sparse_mla_prefill`, with a sink per head."""
+    return _attend(q, latents, topk_indices, block_table, cu_seqlens, sinks, block_size, softmax_scale, value_dim)
 
 
 def _attend(
@@ -80,6 +113,7 @@ def _attend(
     topk_indices: Tensor,
     block_table: Tensor,
     cu_seqlens: Tensor | None,
+    sinks: Tensor | None,
     block_size: int,
     softmax_scale: float,
     value_dim: int,
@@ -97,8 +131,18 @@ def _attend(
             f"latents must be contiguous {q.dtype} [slots, {width}], is {latents.dtype} {tuple(latents.shape)} with "
             f"strides {latents.stride()}"
         )
+    if sinks is not None and (sinks.dtype != torch.float32 or sinks.shape != (heads,) or not sinks.is_contiguous()):
+        raise ValueError(f"sinks must be contiguous float32 [{heads}], is {sinks.dtype} {tuple(sinks.shape)}")
     out = torch.empty(rows, heads, value_dim, dtype=q.dtype, device=q.device)
     if not rows:
+        return out
+    q, topk_indices = q.contiguous(), topk_indices.contiguous()
+    owners = None
+    if cu_seqlens is not None:
+        owners = torch.empty(rows, dtype=torch.int32, device=q.device)
+        own[(-(-rows // _OWN["BLOCK_T"]),)](cu_seqlens, owners, rows, len(cu_seqlens) - 1, **_OWN)
+    if _hopper.serves(q, latents, value_dim):
+        _hopper.attend(q, latents, topk_indices, block_table, owners, sinks, out, block_size, softmax_scale)
         return out
     chosen = dict(_EXACT)
     if q.dtype != torch.float32:
@@ -115,25 +159,23 @@ def _attend(
         parts = torch.empty(rows, runs, heads, value_dim, dtype=torch.float32, device=q.device)
         peaks = torch.empty(rows, runs, heads, dtype=torch.float32, device=q.device)
         totals = torch.empty_like(peaks)
-    owners = block_table
-    if cu_seqlens is not None:
-        owners = torch.empty(rows, dtype=torch.int32, device=q.device)
-        own[(-(-rows // _OWN["BLOCK_T"]),)](cu_seqlens, owners, rows, len(cu_seqlens) - 1, **_OWN)
     attend[(rows, -(-heads // chosen["BLOCK_H"]), runs)](
-        q.contiguous(),
+        q,
         latents,
-        topk_indices.contiguous(),
+        topk_indices,
         block_table,
-        owners,
+        block_table if owners is None else owners,
         parts,
         peaks,
         totals,
+        out if sinks is None else sinks,
         positions,
         run_tiles * tile,
         block_table.stride(0),
         softmax_scale,
-        PACKED=cu_seqlens is not None,
+        PACKED=owners is not None,
         SPLIT=runs > 1,
+        SINKS=sinks is not None,
         BLOCK_SIZE=block_size,
         H=heads,
         R=width,
@@ -147,7 +189,9 @@ def _attend(
             parts,
             peaks,
             totals,
+            out if sinks is None else sinks,
             out,
+            SINKS=sinks is not None,
             H=heads,
             V=value_dim,
             RUNS=runs,

@@ -1,0 +1,1 @@
+"""Times the operators on a GPU beside their floors and whichever peers are installed."""

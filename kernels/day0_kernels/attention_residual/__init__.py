@@ -1,0 +1,1 @@
+"""Attention over earlier block outputs: spec, reference, and backends beside them."""
