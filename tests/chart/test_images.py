@@ -35,11 +35,23 @@ def test_target_runs_its_service_as_the_charts_user(helm: Helm, target: str, pac
     assert re.findall(r"^EXPOSE (.*)$", stage, re.M) == ["50051 50052 9090"]
 
 
-def test_installs_are_pinned_and_the_router_has_its_own_extra_alone() -> None:
+def test_installs_are_pinned_and_each_image_has_the_extras_it_needs() -> None:
     installs = re.findall(r"pip install (?:[^\n]*\\\n)*[^\n]*", DOCKERFILE)
     assert len(installs) == 5
     assert all("-c /src/constraints.txt" in install for install in installs)
-    assert "[router]" in stages()["build-router"] and "torch" not in stages()["build-router"].split("#")[0]
+    extras = {
+        name: set(found.group(1).split(","))
+        for name, text in stages().items()
+        if (found := re.search(r"day0-\*\.whl\)\[([\w,]+)\]", text))
+    }
+    # Who follows EndpointSlices, as the chart asks by default, needs the client of the cluster's API.
+    assert extras == {
+        "build-router": {"router", "cluster"},
+        "build-vision": {"vision"},
+        "build-llm": {"llm", "cluster"},
+        "build-llm-cuda": {"llm", "cuda", "cluster"},
+    }
+    assert "torch" not in stages()["build-router"].split("#")[0]
     assert re.search(r"^ARG BASE=\S+:\d+\.\d+-slim$", DOCKERFILE, re.M)
 
 
