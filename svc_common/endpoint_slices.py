@@ -91,9 +91,8 @@ class EndpointSlices:
                     continue
                 refused = error.status in _REFUSED
                 reason = f"{error.status} {error.reason}"
-            except (
-                Exception
-            ) as error:  # whatever the server sends: a thread that ends would leave old addresses for good
+            # Whatever the server sends: a thread that ends would leave old addresses for good.
+            except Exception as error:
                 refused, reason = False, f"{type(error).__name__}: {error}"
             failures = 1 if time.monotonic() - began > _WATCH_SECONDS else failures + 1
             where = {"service": self._service, "namespace": self._namespace, "error": reason}
@@ -109,10 +108,8 @@ class EndpointSlices:
         configuration = client.Configuration()
         configuration.host = self._access.url
         configuration.ssl_ca_cert = str(self._access.authority_path) if self._access.url.startswith("https:") else None
-        # The kubelet renews the token in place: read with each watch.
-        token = self._access.token_path.read_text().strip()
-        configuration.api_key = {"authorization": f"Bearer {token}"}
         configuration.proxy = None
+        self._read_token(configuration)
         with client.ApiClient(configuration) as api_client:
             api = client.CustomObjectsApi(api_client)
             version, listed = self._list(api)
@@ -120,6 +117,7 @@ class EndpointSlices:
             self._tell(frozenset().union(*self._slices.values()))
             from_version = listed["metadata"]["resourceVersion"]
             while not self._stopped.is_set():
+                self._read_token(configuration)
                 for event in watch.Watch().stream(
                     api.list_namespaced_custom_object,
                     **self._query(version),
@@ -134,6 +132,11 @@ class EndpointSlices:
                     elif event["type"] in ("ADDED", "MODIFIED"):
                         self._slices[item["metadata"]["name"]] = self._addresses(item)
                     self._tell(frozenset().union(*self._slices.values()))
+
+    def _read_token(self, configuration: Any) -> None:
+        # The kubelet renews it in place.
+        token = self._access.token_path.read_text().strip()
+        configuration.api_key = {"authorization": f"Bearer {token}"}
 
     def _query(self, version: str) -> dict[str, Any]:
         return {

@@ -29,6 +29,7 @@ class ClusterApi:
 
     def __init__(self, *, versions: tuple[str, ...] = ("v1",)) -> None:
         self.status = 200
+        self.token = TOKEN
         self.lists = self.watches = 0
         self._versions = versions
         self._slices: dict[str, dict[str, Any]] = {}
@@ -94,7 +95,7 @@ class ClusterApi:
         paths = {f"/apis/discovery.k8s.io/{version}/namespaces/day0/endpointslices" for version in self._versions}
         if url.path not in paths:
             return self._send(request, 404, {"reason": "NotFound"})
-        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
             return self._send(request, 401, {"reason": "Unauthorized"})
         if self.status != 200:
             return self._send(request, self.status, {"reason": "refused"})

@@ -23,7 +23,7 @@ def ask(needles: list[Needle]) -> list[Answer]:
 
 
 def test_scores_differ_between_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_scores, seen = reference._scores, []
+    true_scores, seen = reference.pool_scores, []
 
     def recorded(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
         scores = true_scores(q, weights, keys, scale)
@@ -31,7 +31,7 @@ def test_scores_differ_between_positions(monkeypatch: pytest.MonkeyPatch) -> Non
             seen.append(scores[-1, : TOKENS // 4].clone())
         return scores
 
-    monkeypatch.setattr(reference, "_scores", recorded)
+    monkeypatch.setattr(reference, "pool_scores", recorded)
     needle = Haystack().needle(TOKENS, 0.5)
     (answer,) = ask([needle])
     assert answer.text[0].strip() == needle.answer
@@ -54,7 +54,7 @@ def random(true: Scores) -> Scores:
 def test_without_its_scores_needles_are_missed(monkeypatch: pytest.MonkeyPatch, fake: Callable) -> None:
     haystack = Haystack()
     needles = [haystack.needle(TOKENS, depth) for depth in (0.3, 0.5, 0.6, 0.7)]
-    monkeypatch.setattr(reference, "_scores", fake(reference._scores))
+    monkeypatch.setattr(reference, "pool_scores", fake(reference.pool_scores))
     answers = ask(needles)
     right = sum(answer.text[0].strip() == needle.answer for answer, needle in zip(answers, needles, strict=True))
     assert right <= 1

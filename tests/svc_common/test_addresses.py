@@ -85,6 +85,22 @@ async def test_a_watch_that_ends_goes_on_where_it_was(api: ClusterApi, follow: C
     assert api.lists == 1
 
 
+async def test_a_renewed_token_is_taken_up_with_the_next_watch(
+    api: ClusterApi, follow: Callable[..., Watched], tmp_path: Path
+) -> None:
+    watched = await follow()
+    await watched.until("10.0.0.1")
+    # The watch is open once something comes through it.
+    api.put(endpoint_slice("llm-a", "10.0.0.2", port=50051))
+    await watched.until("10.0.0.2")
+    (tmp_path / "token").write_text("renewed")
+    api.token = "renewed"
+    api.end_watches()
+    api.put(endpoint_slice("llm-a", "10.0.0.5", port=50051))
+    await watched.until("10.0.0.5")
+    assert api.lists == 1
+
+
 async def test_a_version_that_is_gone_is_listed_anew(api: ClusterApi, follow: Callable[..., Watched]) -> None:
     watched = await follow()
     await watched.until("10.0.0.1")
