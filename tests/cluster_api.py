@@ -30,7 +30,8 @@ class ClusterApi:
     def __init__(self, *, versions: tuple[str, ...] = ("v1",)) -> None:
         self.status = 200
         self.token = TOKEN
-        self.lists = self.watches = 0
+        self.lists = self.refusals = 0
+        self.watched_from: list[int] = []
         self._versions = versions
         self._slices: dict[str, dict[str, Any]] = {}
         self._revision = 1
@@ -98,6 +99,7 @@ class ClusterApi:
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return self._send(request, 401, {"reason": "Unauthorized"})
         if self.status != 200:
+            self.refusals += 1
             return self._send(request, self.status, {"reason": "refused"})
         assert query["labelSelector"] == "kubernetes.io/service-name=llm"
         if query.get("watch", "").lower() != "true":
@@ -107,7 +109,7 @@ class ClusterApi:
             return self._send(request, 200, body)
         watcher: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with self._lock:
-            self.watches += 1
+            self.watched_from.append(int(query["resourceVersion"]))
             for item in self._slices.values():
                 if int(item["metadata"]["resourceVersion"]) > int(query["resourceVersion"]):
                     watcher.put({"type": "MODIFIED", "object": item})
