@@ -66,19 +66,29 @@ def verdict(bounds: Sequence[Bound], seen: Sequence[Sight]) -> str:
 
 
 def peers_text(seen: Sequence[Sight]) -> str:
-    """Each peer with its time and our ratio, or why it has none; the first file that timed it counts."""
+    """Each peer with its time and our ratio, or why it has none; the first file that timed it counts.
+
+    A peer that was timed in one version is not also listed as untimed in another.
+    """
     lines: dict[str, str] = {}
     for sight in seen:
         for peer in sight.peers:
+            name = _without_version(peer.who)
             times = times_as_fast(sight.ours, peer)
             note = f", {peer.note}" if peer.note else ""
             if peer.us is not None:
                 ratio = "" if times is None else f" ({times:.2f}x{note})"
-                if "µs" not in lines.get(peer.who, ""):
-                    lines[peer.who] = f"{peer.who}: {peer.us:,.1f} µs{ratio}"
+                if "µs" not in lines.get(name, ""):
+                    lines[name] = f"{peer.who}: {peer.us:,.1f} µs{ratio}"
             else:
-                lines.setdefault(peer.who, f"{peer.who}: {(peer.wrong or 'not timed')[:80]}")
+                lines.setdefault(name, f"{peer.who}: {(peer.wrong or 'not timed')[:80]}")
     return "<br>".join(line.replace("|", "\\|") for line in lines.values())
+
+
+def _without_version(who: str) -> str:
+    """`package version call` as `package call`."""
+    package, _, rest = who.partition(" ")
+    return f"{package} {rest.partition(' ')[2]}"
 
 
 def cells(seen: Sequence[Sight]) -> list[str]:

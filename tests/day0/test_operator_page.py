@@ -49,6 +49,12 @@ def test_a_peer_is_compared_with_our_time_in_its_own_run() -> None:
     assert found[-1] == "fla 0.6.0 chunk_kda: 900.0 µs (1.80x, bf16 gates)"
 
 
+def test_a_peer_timed_in_one_version_is_not_also_untimed_in_another() -> None:
+    timed = replace(FLASH, who="flash_kda 0.0.2 fwd", us=600.0, wrong=None)
+    found = line(document(OUR_ROW, FLASH), document(OUR_ROW, timed))
+    assert found[-1] == "flash_kda 0.0.2 fwd: 600.0 µs (1.50x)" == line(document(OUR_ROW, timed, FLASH))[-1]
+
+
 def test_what_is_wrong_has_no_figures() -> None:
     found = line(document(replace(OUR_ROW, us=None, wrong="error 1.0e+00 above 2.5e-03"), FLA))
     assert found[2:7] == ["error 1.0e+00 above 2.5e-03", "", "", "", ""]
