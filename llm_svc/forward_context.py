@@ -22,7 +22,9 @@ class ForwardContext:
     `cu_seqlens` [B + 1], `start_positions` [B] (tokens in the caches before this forward), `state_slots` [B]. For the
     D decode steps: `decode_seq_lens` [D], this token included. For the prefills alone: `prefill_cu_seqlens`, from 0.
     `delta_chunk_tokens` is the chunk of the delta rule; it divides the block size, so that cutting a prefill at block
-    boundaries changes no bit of the state.
+    boundaries changes no bit of the state. `live` bool [T] says which rows are tokens where some only fill up a
+    batch of fixed size: those have -1 as slot, state slot and blocks and 0 as length, and every operator passes over
+    them.
     """
 
     operators: Operators
@@ -39,6 +41,7 @@ class ForwardContext:
     state_slots: torch.Tensor
     decode_seq_lens: torch.Tensor
     prefill_cu_seqlens: torch.Tensor
+    live: torch.Tensor | None = None
 
     @property
     def has_prefill(self) -> bool:

@@ -17,19 +17,16 @@ def experts_forward(
 
     The gate between the two products is the definition's own `_apply_gate`, so that its clamps stay upstream's.
     """
-    tokens, top_k = top_k_index.shape
-    flat = top_k_index.reshape(-1)
-    order = torch.argsort(flat, stable=True)
-    counts = torch.bincount(flat, minlength=module.num_experts)
-    offsets = torch.zeros(module.num_experts + 1, dtype=torch.int32, device=hidden.device)
-    torch.cumsum(counts, 0, out=offsets[1:])
-    rows = hidden[order // top_k]
+    context = current_context()
+    ids = top_k_index.int()
+    if context.live is not None:
+        # A row that stands for no token asks for no expert: none is read for it.
+        ids = torch.where(context.live[:, None], ids, -1)
+    rows, offsets, places = context.operators.permute_rows(hidden, ids, experts=module.num_experts)
     resident: ResidentExperts | None = getattr(module, "resident", None)
-    out = _float(module, rows, offsets) if resident is None else _packed(module, resident, rows, offsets, tokens)
-    by_token = torch.empty_like(out)
-    by_token[order] = out
-    by_token = by_token.view(tokens, top_k, -1) * top_k_weights.unsqueeze(-1)
-    return by_token.sum(dim=1).to(hidden.dtype)
+    out = _float(module, rows, offsets) if resident is None else _packed(module, resident, rows, offsets, len(hidden))
+    mixed: torch.Tensor = context.operators.unpermute_rows(out, top_k_weights.float(), places)
+    return mixed.to(hidden.dtype)
 
 
 def _float(module: Any, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

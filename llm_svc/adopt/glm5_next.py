@@ -10,7 +10,7 @@ from transformers.models.glm5_next import modeling_glm5_next as upstream
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 
 from day0_kernels import row_invariant
-from llm_svc.adopt.rows import RowInvariantCalls, per_head
+from llm_svc.adopt.rows import per_head
 from llm_svc.cache.storage import IndexedLayerCache, LayerCache, RecurrentLayerCache
 from llm_svc.forward_context import ForwardContext, current_context
 
@@ -232,12 +232,23 @@ class SparseAttention(upstream.Glm5NextTextAttention):
 
 
 class Gate(upstream.Glm5NextTextTopkRouter):
-    """Upstream's gate with its written-out float32 product made row-invariant."""
+    """The float32 product of upstream's gate, and its choice by our operator."""
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[..., hidden] -> (logits [T, E] float32, weights [T, top_k], ids [T, top_k])."""
-        with RowInvariantCalls():
-            return super().forward(hidden_states)
+        """[..., hidden] -> (logits [T, E] float32, weights [T, top_k] float32, ids int32 [T, top_k])."""
+        rows = hidden_states.view(-1, self.hidden_dim).float()
+        logits = row_invariant.linear(rows, self.weight.float())
+        ids, weights = current_context().operators.select_experts(
+            logits,
+            self.e_score_correction_bias,
+            score="sigmoid",
+            top_k=self.top_k,
+            groups=self.num_group,
+            topk_groups=self.topk_group,
+            normalise=self.norm_topk_prob,
+            scaling=self.routed_scaling_factor,
+        )
+        return logits, weights, ids
 
 
 class HyperConnection(upstream.Glm5NextTextHyperConnection):

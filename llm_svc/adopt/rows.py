@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from day0_kernels import row_invariant
 
@@ -27,25 +24,6 @@ def bind_linears(model: nn.Module) -> None:
 
 def _linear(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return row_invariant.linear(x, module.weight, module.bias)
-
-
-class RowInvariantCalls(TorchFunctionMode):
-    """While entered, products and sigmoids that upstream code writes out are row-invariant on a CPU.
-
-    For a module whose arithmetic is not in `nn.Linear`; entering costs a little for every torch call inside.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs our function in place of torch's where there is one."""
-        ours = _OURS.get(func) if args and args[0].device.type == "cpu" else None
-        return (ours or func)(*args, **(kwargs or {}))
-
-
-_OURS: dict[Any, Callable[..., torch.Tensor]] = {
-    nn.functional.linear: row_invariant.linear,
-    torch.sigmoid: row_invariant.sigmoid,
-    torch.Tensor.sigmoid: row_invariant.sigmoid,
-}
 
 
 def per_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

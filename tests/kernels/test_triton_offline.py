@@ -14,6 +14,7 @@ from torch import Tensor
 
 import day0_kernels
 from day0_kernels.hyper_connection.triton import hc_post, hc_pre
+from day0_kernels.index_pool.triton import index_pool
 from day0_kernels.kv_store.triton import kv_store
 from day0_kernels.mxfp4_expert_gemm.triton import mxfp4_expert_gemm
 from day0_kernels.mxfp4_to_fp8.triton import mxfp4_to_fp8
@@ -64,6 +65,15 @@ def _store(tokens: int) -> Callable[[], Any]:
     return lambda: kv_store(make(tokens, 576, dtype=BF16), make(6400, 576, dtype=BF16), make(tokens, dtype=INT))
 
 
+def _pool(pool: int) -> Callable[[], Any]:
+    make = _on_no_device
+    rows, places = make(8192, 128, dtype=BF16), make(8, dtype=INT)
+    tail, pools = make(64, pool, 2, 128, dtype=BF16), make(65536 // pool, 128, dtype=BF16)
+    table, bounds = make(8, 1024, dtype=INT), make(9, dtype=INT)
+    ape = make(pool, 128, dtype=BF16)
+    return lambda: index_pool(rows, rows, ape, tail, pools, places, table, bounds, places, block_size=64)
+
+
 def _convert() -> Any:
     shape = (288, 4096)
     return mxfp4_to_fp8(*(_on_no_device(*shape, width, dtype=BYTE) for width in (2048, 128, 4096)))
@@ -83,13 +93,20 @@ CALLS = {
     **{f"hc_pre-{m}-{t}": _pre(m, t) for m in (2, 4) for t in _sizes("hyper_connection", "pre")},
     **{f"hc_post-{m}-{t}": _post(m, t) for m in (2, 4) for t in _sizes("hyper_connection", "mixed")},
     **{f"kv_store-{t}": _store(t) for t in _sizes("kv_store", "store")},
+    **{f"index_pool-{pool}": _pool(pool) for pool in (4, 16)},
     "mxfp4_to_fp8": _convert,
     **{f"mxfp4_expert_gemm-{n}": _product(n, BF16) for n in _sizes("mxfp4_expert_gemm", "product")},
     # Outputs that are no whole tiles.
     **{f"mxfp4_expert_gemm-4100-{n}": _product(n, BF16, 4100) for n in _sizes("mxfp4_expert_gemm", "product")},
 }
 # Registers a thread that leave room for the programs a multiprocessor must hold at once to hide its memory.
-MOST_REGISTERS = {"mix_kernel": 128, "mixed_kernel": 128, "product_kernel": 192, "few_rows_kernel": 128}
+MOST_REGISTERS = {
+    "mix_kernel": 128,
+    "mixed_kernel": 128,
+    "product_kernel": 192,
+    "few_rows_kernel": 128,
+    "pool_kernel": 96,
+}
 MOST_REGISTERS_OTHERWISE = 64
 LARGEST_SHARED_BYTES = 227 * 1024
 

@@ -32,6 +32,23 @@ MORE_CASES = {
         Case("more_than_a_pass", {"Din": 8224, "Dout": 3}, expert_rows=(1, 0)),
         Case("full_tiles", {"Din": 32, "Dout": 8}, expert_rows=(16, 0, 32)),
     ),
+    "index_pool": (
+        # Parts of 64 tokens whose bounds are inside a pool, between pools, and in the tail.
+        Case(
+            "longer_than_a_part",
+            {"D": 5, "P": 4, "states": 5, "num_blocks": 24, "block_size": 16},
+            (66, 1, 64, 129),
+            (3, 2, 0, 5),
+            {"block_size": 16},
+        ),
+        Case(
+            "pool_of_3",
+            {"D": 16, "P": 3, "states": 4, "num_blocks": 24, "block_size": 12},
+            (70, 2, 4),
+            (1, 1, 35),
+            {"block_size": 12},
+        ),
+    ),
     "hc_pre": (
         Case("many_parts", {"M": 4, "D": 300}, (3,), (0,), {"norm_eps": 1e-5, "hc_eps": 1e-6, "sinkhorn_iters": 20}),
     ),

@@ -75,17 +75,17 @@ def permute_rows(x: Tensor, topk_ids: Tensor, *, experts: int) -> tuple[Tensor, 
     -1, and the rows behind the last offset, as many as there are such ids, are zeros.
     """
     top_k = topk_ids.shape[1]
-    flat = topk_ids.reshape(-1)
-    owner = torch.where((flat < 0) | (flat >= experts), experts, flat).long()
-    order = torch.argsort(owner, stable=True)
-    counts = torch.bincount(owner, minlength=experts + 1)[:experts]
-    expert_offsets = torch.zeros(experts + 1, dtype=torch.int32, device=x.device)
-    expert_offsets[1:] = counts.cumsum(0)
-    held = owner[order] < experts
-    rows = torch.where(held.unsqueeze(1), x[order // top_k], torch.zeros((), dtype=x.dtype, device=x.device))
-    places = torch.empty_like(flat)
-    places[order] = torch.where(held, torch.arange(len(flat), device=x.device), -1).int()
-    return rows, expert_offsets, places.view_as(topk_ids)
+    flat = topk_ids.reshape(-1).long()
+    known = (flat >= 0) & (flat < experts)
+    owner = torch.where(known, flat, experts)
+    ordered, order = torch.sort(owner, stable=True)
+    bounds = torch.arange(experts + 1, device=x.device)
+    expert_offsets = torch.searchsorted(ordered, bounds).int()
+    # Ids of no expert are sorted behind all others.
+    rows = x[order // top_k].masked_fill((ordered == experts).unsqueeze(1), 0.0)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(flat), device=x.device)
+    return rows, expert_offsets, places.masked_fill(~known, -1).int().view_as(topk_ids)
 
 
 def unpermute_rows(rows: Tensor, topk_weights: Tensor, places: Tensor) -> Tensor:
@@ -94,9 +94,14 @@ def unpermute_rows(rows: Tensor, topk_weights: Tensor, places: Tensor) -> Tensor
     `out[t]` is the sum over k, in that order and in float32, of `topk_weights[t, k] * rows[places[t, k]]`; a place of
     -1 adds nothing.
     """
-    out = torch.zeros(len(places), rows.shape[1], dtype=torch.float32, device=rows.device)
-    for k in range(places.shape[1]):
-        held = places[:, k] >= 0
-        picked = places[:, k][held].long()
-        out[held] += topk_weights[:, k][held].unsqueeze(1) * rows[picked].float()
+    tokens, top_k = places.shape
+    if not len(rows) or not top_k:
+        return rows.new_zeros(tokens, rows.shape[1])
+    held = (places >= 0).unsqueeze(2)
+    picked = rows[places.clamp(min=0).long()].float() * topk_weights.unsqueeze(2)
+    # A place of -1 may have picked anything.
+    picked = picked.masked_fill(~held, 0.0)
+    out = picked[:, 0]
+    for k in range(1, top_k):
+        out = out + picked[:, k]
     return out.to(rows.dtype)
