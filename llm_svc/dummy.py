@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from llm_svc.adopt.families import Family
 from llm_svc.adopt.seams import EXPERTS_IMPLEMENTATION, adopted
 from llm_svc.expert_memory import ExpertShape
 from llm_svc.formats.mxfp4 import PackedExperts, PackedWeight
+from llm_svc.native_memory import WeightSizes
 
 SEED = 0
 GROUP = 32
@@ -32,31 +32,22 @@ def build_dummy(
     torch.manual_seed(SEED)
     with adopted({**family.classes, **family.packed_classes}, family.pretrained), device:
         model: nn.Module = family.model._from_config(config, dtype=dtype, experts_implementation=EXPERTS_IMPLEMENTATION)
-    _keep_float32(model)
+    keep_float32(model)
     shape = family.expert_shape(config.get_text_config())
     for module in _packed_modules(model, family):
         module.fill(random_experts(shape, experts_device))
     return model.eval().requires_grad_(False)
 
 
-@dataclass(frozen=True, slots=True)
-class DummySizes:
-    """Bytes of all weights that `build_dummy` would make, of the packed experts among them, and layers with such."""
-
-    weight_bytes: int
-    expert_bytes: int
-    packed_layers: int
-
-
-def dummy_sizes(config: PreTrainedConfig, family: Family, dtype: torch.dtype) -> DummySizes:
-    """Counts them; makes none."""
+def dummy_sizes(config: PreTrainedConfig, family: Family, dtype: torch.dtype) -> WeightSizes:
+    """Of all weights that `build_dummy` would make; makes none."""
     nowhere = torch.device("meta")
     model = build_dummy(config, family, dtype, device=nowhere, experts_device=nowhere)
     packed: list[PackedExperts] = [module.packed for module in _packed_modules(model, family)]
     expert_bytes = sum(
         weight.codes.nbytes + weight.scales.nbytes for experts in packed for weight in (experts.gate_up, experts.down)
     )
-    return DummySizes(expert_bytes + sum(tensor.nbytes for tensor in model.parameters()), expert_bytes, len(packed))
+    return WeightSizes(expert_bytes + sum(tensor.nbytes for tensor in model.parameters()), expert_bytes, len(packed))
 
 
 def random_experts(shape: ExpertShape, device: torch.device) -> PackedExperts:
@@ -74,7 +65,7 @@ def _packed_modules(model: nn.Module, family: Family) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, tuple(family.packed_classes.values()))]
 
 
-def _keep_float32(model: nn.Module) -> None:
+def keep_float32(model: nn.Module) -> None:
     """What upstream's loading leaves in float32 whatever the dtype; making a model from a config does not."""
     kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     for name, parameter in model.named_parameters():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +16,15 @@ from llm_svc.build import LoadError, build_native, build_upstream, find_native, 
 from llm_svc.cache.block_pool import BlockPool
 from llm_svc.cache.state_slots import Snapshots, StateSlots
 from llm_svc.cache.storage import layer_bytes
+from llm_svc.decode_buckets import Buckets
+from llm_svc.decode_steps import DecodeSteps
 from llm_svc.dummy import build_dummy, dummy_sizes
-from llm_svc.expert_memory import plan_experts
-from llm_svc.expert_setup import arena, prepare_experts
+from llm_svc.expert_setup import prepare_experts
 from llm_svc.memory_check import MemoryNeed, check_memory
 from llm_svc.model_runner import ModelFacts, Runner
-from llm_svc.native_runner import NativeModel, NativeRunner
+from llm_svc.native_memory import WeightSizes, layer_allocation, native_need, refuse_host_residency
+from llm_svc.native_model import NativeModel
+from llm_svc.native_runner import NativeRunner
 from llm_svc.scheduler import Scheduler, SchedulerLimits
 from llm_svc.settings import LlmSettings
 from llm_svc.upstream_runner import UpstreamRunner
@@ -32,6 +34,8 @@ from svc_common.threads import product_threads
 from svc_common.weight_stream import Progress
 
 _log = get_logger("day0.loading")
+
+DELTA_CHUNK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,38 +83,17 @@ def _load_native(
     """Whatever cannot work is refused before the first weight is read."""
     text_config = config.get_text_config()
     family.check(text_config, settings.block_size)
+    delta_chunk_tokens = _delta_chunk_tokens(settings.block_size)
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     operators, resolved = resolve_operators(device, dtype)
     scheduler = _native_scheduler(settings)
-    allocate = partial(
-        family.allocate_layers,
-        text_config,
-        num_blocks=scheduler.blocks.num_blocks,
-        block_size=settings.block_size,
-        num_slots=scheduler.slots.num_slots,
-        num_snapshots=scheduler.snapshots.num_snapshots if scheduler.snapshots else 0,
-        dtype=dtype,
-    )
+    allocate = layer_allocation(settings, family, text_config)
     weights = None if settings.load_format == "dummy" else find_native(source, config, family)
     if weights is None:
-        dummy = dummy_sizes(config, family, dtype)
-        weight_bytes, expert_bytes, packed_layers = dummy.weight_bytes, dummy.expert_bytes, dummy.packed_layers
+        sizes = dummy_sizes(config, family, dtype)
     else:
-        weight_bytes, expert_bytes = weights.resident_bytes(dtype), weights.packed_bytes()
-        packed_layers = len(weights.packed)
-    plan = None
-    if packed_layers:
-        plan = plan_experts(settings, family.expert_shape(text_config), packed_layers)
-    else:
-        _refuse_host_residency(settings)
-    nowhere = torch.device("meta")
-    need = MemoryNeed(
-        weight_bytes=weight_bytes,
-        expert_bytes=expert_bytes,
-        cache_bytes=layer_bytes(allocate(device=nowhere)),
-        workspace_bytes=arena(nowhere, resolved, settings, plan).capacity_bytes,
-        slot_bytes=plan.slot_bytes if plan else 0,
-    )
+        sizes = WeightSizes(weights.resident_bytes(dtype), weights.packed_bytes(), len(weights.packed))
+    plan, need = native_need(settings, family, text_config, resolved, sizes)
     check_memory(settings, need)
     experts_device = torch.device("cpu") if settings.experts_residency == "host" else device
     if weights is None:
@@ -138,9 +121,38 @@ def _load_native(
         workspace=experts.workspace,
         layers=layers,
         block_size=settings.block_size,
+        delta_chunk_tokens=delta_chunk_tokens,
         device=device,
     )
-    return LoadedModel(NativeRunner(native, facts), scheduler, facts)
+    steps = _decode_steps(native, settings, facts, scheduler.blocks.num_blocks)
+    return LoadedModel(NativeRunner(native, facts, steps), scheduler, facts)
+
+
+def _delta_chunk_tokens(block_size: int) -> int:
+    chunk = min(DELTA_CHUNK_TOKENS, block_size)
+    if block_size % chunk:
+        raise ValueError(f"block_size {block_size} must divide or be a multiple of {DELTA_CHUNK_TOKENS}")
+    return chunk
+
+
+def _decode_steps(model: NativeModel, settings: LlmSettings, facts: ModelFacts, num_blocks: int) -> DecodeSteps | None:
+    """Steps to capture as CUDA graphs; None, and the reason in the log, where every step is launched from Python."""
+    if settings.device != "cuda":
+        return None
+    rows, why = settings.max_running_sequences, ""
+    if settings.decode_graphs == "off":
+        why = "decode_graphs is off"
+    elif facts.experts_residency == "host":
+        why = "experts_residency host chooses in every step what to copy"
+    elif 0 < facts.experts_convert_tokens <= rows:
+        # A converted product asks the host which experts have rows.
+        rows = facts.experts_convert_tokens - 1
+        why = "" if rows else "experts_convert_tokens is 1"
+    if why:
+        _log.info("decode steps are not captured", extra={"reason": why})
+        return None
+    blocks = min(num_blocks, -(-facts.context_tokens // settings.block_size))
+    return DecodeSteps(model, Buckets(rows, blocks, settings.block_size), facts.vocab_size)
 
 
 def _native_scheduler(settings: LlmSettings) -> Scheduler:
@@ -164,7 +176,7 @@ def _load_upstream(
     """One sequence at a time: one state slot, blocks that only count tokens, the whole prompt in one forward."""
     dtype = getattr(torch, settings.dtype)
     weights = find_upstream(source, config)
-    _refuse_host_residency(settings)
+    refuse_host_residency(settings)
     check_memory(settings, MemoryNeed(weights.resident_bytes(dtype)))
     model = build_upstream(weights, config, dtype, progress).to(settings.device)
     _set_threads(model, settings)
@@ -176,11 +188,6 @@ def _load_upstream(
     blocks = BlockPool(-(-context // settings.block_size), settings.block_size)
     scheduler = Scheduler(limits, blocks, StateSlots(1), None)
     return LoadedModel(UpstreamRunner(model, facts, torch.device(settings.device)), scheduler, facts)
-
-
-def _refuse_host_residency(settings: LlmSettings) -> None:
-    if settings.experts_residency == "host":
-        raise LoadError("experts_residency: host is for MXFP4 experts of the native tier, there are none; use device")
 
 
 def _set_threads(model: nn.Module, settings: LlmSettings) -> None:

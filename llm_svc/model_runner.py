@@ -45,5 +45,8 @@ class Runner(Protocol):
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits float32 [number of `batch.sampled`, vocab_size], in their order."""
 
+    def prepare(self) -> None:
+        """Does once, after the first forwards, what later steps rely on; raises what goes wrong."""
+
     def forget(self, sequence: Sequence) -> None:
         """Told when a sequence is over, so that what is held for it can go."""

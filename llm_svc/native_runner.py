@@ -2,71 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from day0_kernels.workspace import Workspace
-from llm_svc.adopt.operators import Operators
-from llm_svc.adopt.packed_product import PackedProduct
-from llm_svc.cache.storage import LayerCache, RecurrentLayerCache
+from llm_svc.cache.storage import RecurrentLayerCache
 from llm_svc.core import Batch, Sequence
+from llm_svc.decode_steps import DecodeSteps
 from llm_svc.embeddings import batch_embeddings
 from llm_svc.expert_residency import ExpertCounts
-from llm_svc.forward_context import ForwardContext, forward_context
+from llm_svc.forward_context import ForwardContext
 from llm_svc.model_runner import ModelFacts
-
-DELTA_CHUNK_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class NativeModel:
-    """An adopted definition and what it runs on.
-
-    `language_model` maps embeddings [1, T, hidden] to hidden states, `lm_head` those to logits; `layer_types` are the
-    names under which upstream wants its masks (we mask nothing: the operators know each token's place). `workspace` is
-    the arena of all scratch, None where nothing needs any.
-    """
-
-    language_model: Any
-    lm_head: Any
-    layer_types: frozenset[str]
-    operators: Operators
-    packed_product: PackedProduct
-    workspace: Workspace | None
-    layers: tuple[LayerCache, ...]
-    block_size: int
-    device: torch.device
+from llm_svc.native_model import NativeModel
 
 
 class NativeRunner:
-    """Builds the index tensors of a batch, runs one forward, and keeps the recurrent states in step."""
+    """Builds the index tensors of a batch, runs one forward, and keeps the recurrent states in step.
 
-    def __init__(self, model: NativeModel, facts: ModelFacts) -> None:
+    Batches of decode steps alone go to `decode_steps` where there are any.
+    """
+
+    def __init__(self, model: NativeModel, facts: ModelFacts, decode_steps: DecodeSteps | None = None) -> None:
         self.facts = facts
         self.workspace = model.workspace
         self.expert_counts: ExpertCounts = model.packed_product.counts
-        self._model = model
+        self.model = model
+        self._decode_steps = decode_steps
         self._recurrent = [cache for cache in model.layers if isinstance(cache, RecurrentLayerCache)]
-        self._delta_chunk = min(DELTA_CHUNK_TOKENS, model.block_size)
-        if model.block_size % self._delta_chunk:
-            raise ValueError(f"block_size {model.block_size} must divide or be a multiple of {DELTA_CHUNK_TOKENS}")
+
+    def prepare(self) -> None:
+        """Captures the decode steps on a GPU; raises what goes wrong."""
+        if self._decode_steps is not None and self.model.device.type == "cuda":
+            self._decode_steps.capture()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits float32 [number of `batch.sampled`, vocab_size], in their order."""
-        model = self._model
         self._prepare_states(batch)
-        embeddings = batch_embeddings(model.language_model.embed_tokens, batch, model.device)
-        with forward_context(self._context(batch)):
-            hidden = model.language_model(
-                inputs_embeds=embeddings[None],
-                position_ids=self._positions(batch)[None],
-                attention_mask=dict.fromkeys(model.layer_types),
-                use_cache=False,
-            ).last_hidden_state[0]
+        bucket = self._decode_steps.bucket_of(batch) if self._decode_steps is not None else None
+        if bucket is not None:
+            assert self._decode_steps is not None
+            logits = self._decode_steps.run(batch, bucket)
+        else:
+            logits = self._forward(batch)
         self._save_states(batch)
+        return logits
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        model = self.model
+        embeddings = batch_embeddings(model.language_model.embed_tokens, batch, model.device)
+        hidden = model.hidden_states(self._context(batch), embeddings, self._positions(batch))
         last_rows = self._last_rows(batch)
         return model.lm_head(hidden[last_rows]).float() if last_rows else hidden.new_empty(0, self.facts.vocab_size)
 
@@ -93,7 +78,7 @@ class NativeRunner:
         positions: list[int] = []
         for item in batch.items:
             positions.extend(range(item.start, item.start + item.count))
-        return torch.tensor(positions, device=self._model.device)
+        return torch.tensor(positions, device=self.model.device)
 
     def _last_rows(self, batch: Batch) -> list[int]:
         rows, end = [], 0
@@ -104,7 +89,7 @@ class NativeRunner:
         return rows
 
     def _context(self, batch: Batch) -> ForwardContext:
-        model, items, size = self._model, batch.items, self._model.block_size
+        model, items, size = self.model, batch.items, self.model.block_size
         num_decodes = sum(item.decodes for item in items)
         assert all(item.decodes for item in items[:num_decodes]), "decode steps come first"
         width = max(len(item.sequence.blocks) for item in items)
@@ -124,7 +109,7 @@ class NativeRunner:
             packed_product=model.packed_product,
             layers=model.layers,
             block_size=size,
-            delta_chunk_tokens=self._delta_chunk,
+            delta_chunk_tokens=model.delta_chunk_tokens,
             num_decodes=num_decodes,
             num_tokens=batch.tokens,
             slot_mapping=int32(slots),

@@ -37,6 +37,9 @@ class LlmSettings(DiscoverySettings, ServiceSettings):
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs; cuda is the process' first GPU.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and activations.")
+    decode_graphs: Literal["auto", "off"] = Field(
+        "auto", description="auto captures decode steps as CUDA graphs before ready; off launches them from Python."
+    )
     threads: int = Field(0, ge=0, le=1024, description="Threads of a product; 0 chooses by the model's size.")
     vision_target: str = Field(
         "",

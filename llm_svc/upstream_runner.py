@@ -21,7 +21,7 @@ class UpstreamRunner:
         self.facts = facts
         self.workspace: Workspace | None = None
         self.expert_counts = ExpertCounts()
-        self._model = model
+        self.model = model
         self._device = device
         self._cache: Any = None
         self._owner: int | None = None
@@ -38,12 +38,15 @@ class UpstreamRunner:
         if item.start == 0:
             self._cache, self._owner = None, item.sequence.id
         assert self._owner == item.sequence.id, "another sequence's cache is held"
-        out = self._model(
+        out = self.model(
             **self._tokens(batch), **{self._cache_name: self._cache}, **self._options, use_cache=True, return_dict=True
         )
         self._cache = getattr(out, self._cache_name)
         logits: torch.Tensor = out.logits[0, -1:].float()
         return logits if item.samples else logits[:0]
+
+    def prepare(self) -> None:
+        """There is nothing to prepare."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drops the cache when its sequence is over."""
@@ -55,6 +58,6 @@ class UpstreamRunner:
         item = batch.items[0]
         end = item.start + item.count
         if any(span.start < end and span.end > item.start for span in item.sequence.prompt.images):
-            embeddings = batch_embeddings(self._model.get_input_embeddings(), batch, self._device)
+            embeddings = batch_embeddings(self.model.get_input_embeddings(), batch, self._device)
             return {"inputs_embeds": embeddings[None]}
         return {"input_ids": torch.tensor([item.sequence.token_ids(item.start, end)], device=self._device)}

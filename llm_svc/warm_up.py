@@ -10,19 +10,29 @@ from llm_svc.loading import LoadedModel
 
 
 def warm_up(model: LoadedModel) -> None:
-    """Prefills a little more than a block and decodes once, then gives back all that took; raises what goes wrong."""
+    """Prefills a little more than a block, decodes, lets the runner prepare and decodes again; raises what goes wrong.
+
+    What all that took is given back.
+    """
     scheduler, facts = model.scheduler, model.facts
-    length = min(scheduler.blocks.block_size + 1, scheduler.capacity_tokens - 2, facts.context_tokens - 2)
+    length = min(scheduler.blocks.block_size + 1, scheduler.capacity_tokens - 3, facts.context_tokens - 3)
     ids = tuple(position % facts.vocab_size for position in range(max(1, length)))
-    sequence = Sequence(Request("warm-up", (PromptTokens(ids),), (), SamplingParams(max_tokens=2)), Prompt(ids))
+    sequence = Sequence(Request("warm-up", (PromptTokens(ids),), (), SamplingParams(max_tokens=3)), Prompt(ids))
     scheduler.add(sequence)
-    while len(sequence.output_ids) < 2:
-        batch = scheduler.schedule()
-        logits = model.runner.run(batch)
-        scheduler.finish(batch)
-        if not torch.isfinite(logits).all():
-            raise LoadError("the first forward gave logits that are not finite: the weights are broken")
-        sequence.output_ids += logits.argmax(dim=-1).tolist()
+    _generate(model, sequence, 2)
+    model.runner.prepare()
+    _generate(model, sequence, 3)
     scheduler.remove(sequence)
     model.runner.forget(sequence)
     scheduler.forget_prefixes()
+
+
+def _generate(model: LoadedModel, sequence: Sequence, tokens: int) -> None:
+    """Steps until the sequence has so many tokens."""
+    while len(sequence.output_ids) < tokens:
+        batch = model.scheduler.schedule()
+        logits = model.runner.run(batch)
+        model.scheduler.finish(batch)
+        if not torch.isfinite(logits).all():
+            raise LoadError("the first forward gave logits that are not finite: the weights are broken")
+        sequence.output_ids += logits.argmax(dim=-1).tolist()

@@ -8,12 +8,14 @@ from llm_svc.core import Prompt, PromptTokens, Request, SamplingParams, Sequence
 from llm_svc.loading import LoadedModel
 
 
-def step_all(model: LoadedModel, prompts: list[list[int]], new_tokens: int) -> list[torch.Tensor]:
+def step_all(model: LoadedModel, prompts: list[list[int]], new_tokens: int | list[int]) -> list[torch.Tensor]:
     """Logits float32 [new_tokens, vocab_size] of each prompt, all running together; the model is as before."""
-    params = SamplingParams(max_tokens=new_tokens)
+    counts = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else new_tokens
     sequences = [
-        Sequence(Request(str(number), (PromptTokens(tuple(ids)),), (), params), Prompt(tuple(ids)))
-        for number, ids in enumerate(prompts)
+        Sequence(
+            Request(str(number), (PromptTokens(tuple(ids)),), (), SamplingParams(max_tokens=count)), Prompt(tuple(ids))
+        )
+        for number, (ids, count) in enumerate(zip(prompts, counts, strict=True))
     ]
     rows: dict[int, list[torch.Tensor]] = {sequence.id: [] for sequence in sequences}
     for sequence in sequences:
@@ -25,9 +27,10 @@ def step_all(model: LoadedModel, prompts: list[list[int]], new_tokens: int) -> l
         model.scheduler.finish(batch)
         for item, row in zip(batch.sampled, logits, strict=True):
             sequence = item.sequence
-            rows[sequence.id].append(row)
+            # A runner may write the next step's logits to the same place.
+            rows[sequence.id].append(row.clone())
             sequence.output_ids.append(int(row.argmax()))
-            if len(sequence.output_ids) == new_tokens:
+            if len(sequence.output_ids) == sequence.params.max_tokens:
                 model.scheduler.remove(sequence)
                 running -= 1
     model.scheduler.forget_prefixes()

@@ -49,6 +49,9 @@ class ScriptedRunner:
         self.before(batch, logits)
         return logits
 
+    def prepare(self) -> None:
+        pass
+
     def forget(self, sequence: TokenSequence) -> None:
         self.forgotten.append(sequence.id)
 

@@ -62,7 +62,7 @@ def test_bits_are_those_of_device_residency(
 
 
 def resident_layers(model: LoadedModel) -> list[HostExperts]:
-    found = [getattr(module, "resident", None) for module in model.runner._model.language_model.modules()]
+    found = [getattr(module, "resident", None) for module in model.runner.model.language_model.modules()]
     layers = [resident for resident in found if resident is not None]
     assert len(layers) == LAYERS and all(isinstance(layer, HostExperts) for layer in layers)
     return layers

@@ -93,7 +93,7 @@ def test_a_workspace_of_few_experts_is_used_in_turns(
 
 
 def spy(model: LoadedModel, **wrappers: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    product = model.runner._model.packed_product
+    product = model.runner.model.packed_product
     operators = product._operators
     product._operators = replace(operators, **{name: wrap(getattr(operators, name)) for name, wrap in wrappers.items()})
 

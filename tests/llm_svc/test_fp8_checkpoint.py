@@ -133,7 +133,7 @@ def make(tiny_checkpoint: Path, folder: Path, quantize: Make) -> tuple[Path, Pat
 
 def parameters(checkpoint: Path, tier: str, **settings: Any) -> dict[str, torch.Tensor]:
     """Of the text model, as the service has loaded them."""
-    model = load(LlmSettings(model=str(checkpoint), block_size=16, tier=tier, **settings)).runner._model
+    model = load(LlmSettings(model=str(checkpoint), block_size=16, tier=tier, **settings)).runner.model
     text = model.language_model if tier == "native" else model.model.language_model
     head = model.lm_head
     return dict(text.named_parameters()) | {f"lm_head.{name}": p for name, p in head.named_parameters()}

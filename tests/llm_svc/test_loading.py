@@ -40,7 +40,7 @@ def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 
 def norm_of(checkpoint: Path, tier: str) -> torch.Tensor:
     loaded = load(LlmSettings(model=str(checkpoint), block_size=16, tier=tier))
-    model = loaded.runner._model
+    model = loaded.runner.model
     norm = model.language_model.norm if tier == "native" else model.model.language_model.norm
     return norm.weight
 

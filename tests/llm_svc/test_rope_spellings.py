@@ -41,7 +41,7 @@ def with_scaling(folder: Path, **entries: Any) -> Path:
 def logits(folder: Path) -> torch.Tensor:
     loaded = load(LlmSettings(model=str(folder), tier="upstream"))
     with torch.inference_mode():
-        return loaded.runner._model(torch.arange(60)[None]).logits
+        return loaded.runner.model(torch.arange(60)[None]).logits
 
 
 def test_old_and_new_names_give_the_same_logits(llama: Path) -> None:

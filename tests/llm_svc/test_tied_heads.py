@@ -43,7 +43,7 @@ def make(source: Path, folder: Path, *, tied: bool, head: str, embedding: str = 
 
 def head_and_embedding(folder: Path, tier: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Both weights as the service has them."""
-    model = load(LlmSettings(model=str(folder), block_size=16, tier=tier)).runner._model
+    model = load(LlmSettings(model=str(folder), block_size=16, tier=tier)).runner.model
     language_model = model.language_model if tier == "native" else model.model.language_model
     return model.lm_head.weight, language_model.embed_tokens.weight
 
