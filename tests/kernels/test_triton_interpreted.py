@@ -61,6 +61,7 @@ CHECKS = (
     "neighbours:mxfp4_expert_gemm:expert_without_token",
     "nan:mxfp4_to_fp8",
     "nan:mxfp4_expert_gemm",
+    "bfloat16_weight",
     "outlier",
     "extreme_scales",
 )

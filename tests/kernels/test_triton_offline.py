@@ -36,12 +36,12 @@ def _sizes(folder: str, kernel: str) -> list[int]:
     return [*bounds[:-1], (bounds[-2] if len(bounds) > 1 else 0) + 1]
 
 
-def _pre(streams: int, tokens: int) -> Callable[[], Any]:
+def _pre(streams: int, tokens: int, weight: torch.dtype = torch.float32) -> Callable[[], Any]:
     make, width = _on_no_device, 4096
     outputs = (2 + streams) * streams
     return lambda: hc_pre(
         make(tokens, streams, width, dtype=BF16),
-        make(outputs, streams * width),
+        make(outputs, streams * width, dtype=weight),
         make(outputs),
         make(3),
         norm_eps=1e-5,
@@ -91,6 +91,7 @@ def _product(rows_an_expert: int, dtype: torch.dtype, outputs: int = 4096) -> Ca
 
 CALLS = {
     **{f"hc_pre-{m}-{t}": _pre(m, t) for m in (2, 4) for t in _sizes("hyper_connection", "pre")},
+    **{f"hc_pre-bfloat16-{t}": _pre(4, t, BF16) for t in _sizes("hyper_connection", "pre")},
     **{f"hc_post-{m}-{t}": _post(m, t) for m in (2, 4) for t in _sizes("hyper_connection", "mixed")},
     **{f"kv_store-{t}": _store(t) for t in _sizes("kv_store", "store")},
     **{f"index_pool-{pool}": _pool(pool) for pool in (4, 16)},

@@ -3,7 +3,7 @@
 A process of its own, because Triton decides when it is imported whether it interprets:
 `TRITON_INTERPRET=1 python -m tests.kernels.triton_interpreted`, with a check a line on standard input:
 `operator:case:dtype`, `neighbours:operator:case`, `proof:name`, `nan:operator`,
-`outlier` or `extreme_scales`.
+`outlier`, `extreme_scales` or `bfloat16_weight`.
 """
 
 from __future__ import annotations
@@ -132,6 +132,19 @@ def check_extreme_scales() -> None:
         assert float(want) > 0 and torch.equal(got, want), (byte, got, want)
 
 
+def check_bfloat16_weight() -> None:
+    """A mixing weight in bfloat16, as models of bfloat16 have it, counts exactly as it is."""
+    operator = registry.operator("hc_pre")
+    made = make_inputs(operator, case_of("hc_pre", "four_streams"), dtype=torch.bfloat16)
+    narrow = made.tensors["fn"].bfloat16()
+    inputs = Inputs({**made.tensors, "fn": narrow}, made.scalars)
+    judge_backend(operator, function("hc_pre", "triton"), function("hc_pre", "reference"), inputs)
+    widened = Inputs({**made.tensors, "fn": narrow.float()}, made.scalars)
+    found, expected = (run(operator, function("hc_pre", "triton"), each) for each in (inputs, widened))
+    for key, value in found.items():
+        torch.testing.assert_close(value.float(), expected[key].float(), rtol=1e-2, atol=1e-4)
+
+
 def check(line: str) -> None:
     kind, *rest = line.split(":")
     if kind == "proof":
@@ -142,6 +155,8 @@ def check(line: str) -> None:
         check_nan(*rest)
     elif kind == "extreme_scales":
         check_extreme_scales()
+    elif kind == "bfloat16_weight":
+        check_bfloat16_weight()
     elif kind == "outlier":
         check_outlier()
     else:

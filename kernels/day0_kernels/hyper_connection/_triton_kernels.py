@@ -139,8 +139,8 @@ def _mix(
 
     `sums` is float32 `[parts, T, R_PAD]`, its columns are those of `_rows_of_fn`, with the squares in the gap. The
     weights come in pieces whose products the tensor cores make exactly: beside bfloat16 streams two bfloat16, to 2^-17
-    of a weight, made here or (SPLIT, then `fn` is what `split_kernel` made) beforehand; beside float16 two tf32, to
-    2^-22; beside float32 they are whole.
+    of a weight, made here or (SPLIT, then `fn` is what `split_kernel` made) beforehand, and one where `fn` is bfloat16;
+    beside float16 two tf32, to 2^-22; beside float32 they are whole.
     """
     K: tl.constexpr = M * D
     rows = first + tl.arange(0, BLOCK_T)
@@ -165,7 +165,9 @@ def _mix(
             total = _product(x, weight, total)
         else:
             weight = tl.load(fn + held[:, None] * K + columns[None, :], mask=known[:, None] & inside, other=0.0)
-            if x.dtype == tl.bfloat16:
+            if x.dtype == tl.bfloat16 and weight.dtype == tl.bfloat16:
+                total = _product(x, weight, total)
+            elif x.dtype == tl.bfloat16:
                 high = bfloat16_of(weight)
                 total = _product(x, high, total)
                 rest = _product(x, bfloat16_of(weight - float32_of(high)), rest)

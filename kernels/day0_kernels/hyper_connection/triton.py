@@ -83,13 +83,16 @@ def _pre(
     out = streams.new_empty(tokens, width)
     if tokens == 0:
         return post, comb, out
-    streams, fn, base, scale = (x.contiguous() for x in (streams, fn.float(), base.float(), scale.float()))
+    # As models of bfloat16 have it: its values are exact as they are, in one piece.
+    whole = streams.dtype == fn.dtype == torch.bfloat16
+    fn = fn if whole else fn.float()
+    streams, fn, base, scale = (x.contiguous() for x in (streams, fn, base.float(), scale.float()))
     chosen = dict(_EXACT_PRE)
     if streams.dtype == torch.bfloat16:
         chosen = dict(configuration(__file__, streams.device, "pre", tokens, _PLAIN_PRE))
     elif streams.dtype == torch.float16:
         chosen = dict(_PLAIN_PRE)
-    chained, split = bool(chosen.pop("CHAINED")), bool(chosen.pop("SPLIT"))
+    chained, split = bool(chosen.pop("CHAINED")), bool(chosen.pop("SPLIT")) and not whole
     depth, parts, row = count * width, -(-count * width // DEPTH), _power_of_two((2 + count) * count + 1, 16)
     sums = streams.new_empty(parts, tokens, row, dtype=torch.float32)
     if split:
