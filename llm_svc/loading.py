@@ -166,7 +166,8 @@ def _native_scheduler(settings: LlmSettings) -> Scheduler:
         limits,
         BlockPool(settings.cache_tokens // settings.block_size, settings.block_size),
         StateSlots(settings.max_running_sequences),
-        Snapshots(settings.max_snapshots if settings.prefix_cache else 0),
+        # Without a prefix cache nobody looks for a state, and no prompt needs to be cut where one would be kept.
+        Snapshots(settings.max_snapshots) if settings.prefix_cache else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from day0.bench.engine import EngineRow
+    from day0.bench.engine import DecodeRow, PrefillRow, Row
 
 
 class Device(StrEnum):
@@ -31,16 +32,24 @@ def engine(
     dtype: Annotated[Dtype, typer.Option(help="Dtype of weights and activations.")] = Dtype.float32,
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights from the folder's config alone.")] = False,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once; may be repeated. 1.")] = None,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 2048,
+    context: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of each prompt; repeatable. 2048.")] = None,
+    prefill: Annotated[
+        list[int] | None, typer.Option(min=1, help="Also time one prompt this long; repeatable.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Decode steps that are timed.")] = 20,
     max_batch_tokens: Annotated[int, typer.Option(min=64, help="Tokens in a forward at most.")] = 8192,
+    compare_upstream: Annotated[
+        bool, typer.Option("--compare-upstream", help="Have unmodified transformers do the same before.")
+    ] = False,
+    upstream_seconds: Annotated[float, typer.Option(min=1, help="Time for transformers at most.")] = 300.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")] = None,
 ) -> None:
     """Time prefill and decode steps of the engine in this process, without network and tokenizer.
 
     Prompts are random ids. Each batch is prefilled, then decodes greedily; a step is everything from scheduling to the
-    ids on the host, and the median of --steps is shown. A preset makes random weights of a released model's shapes,
-    MXFP4 experts included, on the device.
+    ids on the host, and the median of --steps is shown. The floor is what the bytes of a step take at the rate of a
+    copy: every weight but the experts once, the experts that the batch is expected to choose, its states and cache
+    rows. A preset makes random weights of a released model's shapes, MXFP4 experts included, on the device.
     """
     from day0.bench.engine import EngineOptions, bench_engine
     from llm_svc.build import LoadError
@@ -54,44 +63,81 @@ def engine(
         dtype=dtype.value,
         load_format="dummy" if dummy else "checkpoint",
         batches=tuple(batch or (1,)),
-        context_tokens=context,
+        contexts=tuple(context or (2048,)),
+        prefills=tuple(prefill or ()),
         steps=steps,
         max_batch_tokens=max_batch_tokens,
+        compare_upstream=compare_upstream,
+        upstream_seconds=upstream_seconds,
     )
-    rows: list[EngineRow] = []
+    rows: list[Row] = []
     try:
-        with console.status("loading"):
-            result = bench_engine(options, rows.append)
+        with console.status("upstream, then loading" if compare_upstream else "loading") as status:
+
+            def told(row: Row) -> None:
+                rows.append(row)
+                status.update(f"{len(rows)} rows measured")
+
+            result = bench_engine(options, told)
     except (LoadError, CheckpointError, StoreError, ValueError) as error:
         Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    console.print(_table(rows))
+    for table in tables(rows):
+        console.print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _table(rows: list[EngineRow]) -> Table:
-    table = Table(title="Engine steps")
-    for name in (
-        "batch",
-        "context",
-        "prefill s",
-        "prefill tok/s",
-        "decode ms",
-        "scheduling ms",
-        "decode tok/s",
-        "peak GB",
-    ):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row.batch),
-            str(row.context_tokens),
-            f"{row.prefill_seconds:.3f}",
-            f"{row.prefill_tokens_per_second:,.0f}",
-            f"{row.decode_ms:.2f}",
-            f"{row.schedule_ms:.3f}",
-            f"{row.decode_tokens_per_second:,.1f}",
-            f"{row.peak_bytes / 1e9:.1f}" if row.peak_bytes else "-",
-        )
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """One of the decode steps and one of the prefills, each where there are any."""
+    from day0.bench.engine import DecodeRow, PrefillRow
+
+    decodes = [row for row in rows if isinstance(row, DecodeRow)]
+    prefills = [row for row in rows if isinstance(row, PrefillRow)]
+    made = []
+    if decodes:
+        heads: tuple[str, ...] = ("batch", "context", "ms", "host ms", "tok/s", "floor ms", "of floor", "upstream ms", "faster")
+        made.append(_table("Decode steps", heads, [_decode_cells(row) for row in decodes]))
+    if prefills:
+        heads = ("tokens", "s", "tok/s", "peak GB", "upstream s", "upstream GB", "faster")
+        made.append(_table("Prefill of one prompt", heads, [_prefill_cells(row) for row in prefills]))
+    return made
+
+
+def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for line in lines:
+        table.add_row(*line)
     return table
+
+
+def _decode_cells(row: DecodeRow) -> list[str]:
+    return [
+        str(row.batch),
+        f"{row.context_tokens:,}",
+        f"{row.decode_ms:.2f}",
+        f"{row.host_ms:.2f}",
+        f"{row.tokens_per_second:,.1f}",
+        _optional(row.floor_ms, ".2f"),
+        "-" if row.floor_ms is None else f"{row.floor_ms / row.decode_ms:.0%}",
+        row.upstream_error or _optional(row.upstream_ms, ",.1f"),
+        "-" if row.upstream_ms is None else f"{row.upstream_ms / row.decode_ms:.1f}x",
+    ]
+
+
+def _prefill_cells(row: PrefillRow) -> list[str]:
+    return [
+        f"{row.tokens:,}",
+        f"{row.seconds:.3f}",
+        f"{row.tokens_per_second:,.0f}",
+        f"{row.peak_bytes / 1e9:.1f}" if row.peak_bytes else "-",
+        row.upstream_error or _optional(row.upstream_seconds, ".3f"),
+        f"{row.upstream_peak_bytes / 1e9:.1f}" if row.upstream_peak_bytes else "-",
+        "-" if row.upstream_seconds is None else f"{row.upstream_seconds / row.seconds:.1f}x",
+    ]
+
+
+def _optional(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)

@@ -8,21 +8,79 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from day0.bench.engine import PRESETS, EngineOptions, EngineRow, bench_engine
+from day0.bench.engine import PRESETS, DecodeRow, EngineOptions, PrefillRow, Row, bench_engine
+from day0.bench.engine_floor import step_bytes
 from day0.cli import app
 from day0.embedded import embedded_model
+from llm_svc.cache.storage import IndexedLayerCache
+from llm_svc.native_runner import NativeRunner
+from llm_svc.settings import LlmSettings
+from tests.llm_svc.checkpoints import load
 
 
-def test_batches_are_timed_one_after_the_other() -> None:
-    told: list[EngineRow] = []
-    options = EngineOptions(str(embedded_model()), batches=(1, 2), context_tokens=70, steps=2, max_batch_tokens=256)
+def test_every_prefill_and_batch_is_timed_in_turn() -> None:
+    told: list[Row] = []
+    options = EngineOptions(
+        str(embedded_model()), batches=(1, 2), contexts=(40, 70), prefills=(90,), steps=2, max_batch_tokens=256
+    )
     result = bench_engine(options, told.append)
-    assert [row.batch for row in told] == [1, 2] == [row["batch"] for row in result["rows"]]
-    for row in told:
-        assert 0 < row.schedule_ms < row.decode_ms and row.prefill_seconds > 0
-        assert row.decode_tokens_per_second == pytest.approx(row.batch / row.decode_ms * 1e3)
-        assert row.prefill_tokens_per_second == pytest.approx(row.batch * 70 / row.prefill_seconds)
+    prefill, *decodes = told
+    assert isinstance(prefill, PrefillRow) and prefill.tokens == 90 and prefill.seconds > 0
+    assert prefill.tokens_per_second == pytest.approx(90 / prefill.seconds)
+    for row, expected in zip(decodes, [(1, 40), (2, 40), (1, 70), (2, 70)], strict=True):
+        assert isinstance(row, DecodeRow) and (row.batch, row.context_tokens) == expected
+        assert 0 < row.host_ms <= row.decode_ms
+        assert row.tokens_per_second == pytest.approx(row.batch / row.decode_ms * 1e3)
+        assert row.floor_ms is None and row.upstream_ms is None
+    assert [row["batch"] for row in result["decode"]] == [1, 2, 1, 2] and len(result["prefill"]) == 1
     assert result["operator_backends"]["sparse_mla_decode"] == "reference"
+
+
+def test_unmodified_transformers_stand_beside_ours(tiny_checkpoint: Path) -> None:
+    options = EngineOptions(
+        str(tiny_checkpoint), batches=(2,), contexts=(20,), prefills=(30,), steps=1, compare_upstream=True
+    )
+    result = bench_engine(options)
+    assert result["upstream"][0]["versions"]["transformers"][0].isdigit()
+    (decode,), (prefill,) = result["decode"], result["prefill"]
+    assert decode["upstream_ms"] > 0 and prefill["upstream_seconds"] > 0
+    assert decode["upstream_error"] is None and prefill["upstream_error"] is None
+
+
+def test_upstream_that_is_too_late_is_said(tiny_checkpoint: Path) -> None:
+    options = EngineOptions(str(tiny_checkpoint), contexts=(20,), steps=1, compare_upstream=True, upstream_seconds=0.01)
+    (decode,) = bench_engine(options)["decode"]
+    assert decode["upstream_ms"] is None and decode["upstream_error"] == "not reached in its time"
+
+
+def test_the_bytes_of_a_step() -> None:
+    """Against the tensors themselves, counted another way."""
+    model = load(LlmSettings(model=str(embedded_model()), cache_tokens=1024, max_running_sequences=2))
+    assert isinstance(model.runner, NativeRunner)
+    native = model.runner.model
+    config, table = native.language_model.config, native.language_model.embed_tokens.weight
+    found = {batch: step_bytes(native, batch, context_tokens=64) for batch in (1, 2, 3)}
+    everything = sum(p.nbytes for p in native.language_model.parameters())
+    if native.lm_head.weight is not table:
+        everything += native.lm_head.weight.nbytes - table.nbytes
+    experts = [module.packed for module in native.language_model.modules() if getattr(module, "packed", None)]
+    whole = sum(w.codes.nbytes + w.scales.nbytes for e in experts for w in (e.gate_up, e.down))
+    missed = 1 - config.num_experts_per_tok / config.num_local_experts
+    for batch, bytes_ in found.items():
+        assert bytes_.weights == everything + batch * table.shape[1] * 4
+        assert bytes_.experts == pytest.approx(whole * (1 - missed**batch), abs=1)
+        assert bytes_.caches == batch * found[1].caches
+        assert bytes_.total == bytes_.weights + bytes_.experts + bytes_.caches
+
+    def grown(before: int, after: int) -> int:
+        return step_bytes(native, 1, after).caches - step_bytes(native, 1, before).caches
+
+    indexed = [layer for layer in native.layers if isinstance(layer, IndexedLayerCache)]
+    keys = sum(4 * layer.pool_keys.shape[1] for layer in indexed if layer.pool_keys is not None)
+    pool, most = config.index_kpool, config.index_topk
+    assert grown(pool - 1, pool) == keys + sum(4 * layer.latents.shape[1] for layer in indexed)
+    # Beyond the tokens it may choose a step reads no more rows, only more keys.
+    assert grown(most, most + pool) == keys > 0
 
 
 def test_the_preset_is_the_slice_it_says() -> None:
@@ -36,8 +94,8 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     arguments = ["bench", "engine", str(embedded_model()), "--batch", "1", "--context", "40", "--steps", "1"]
     result = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "engine.json")])
     assert result.exit_code == 0, result.output
-    assert "decode" in result.output
-    assert json.loads((tmp_path / "engine.json").read_text())["rows"][0]["batch"] == 1
+    assert "Decode steps" in result.output
+    assert json.loads((tmp_path / "engine.json").read_text())["decode"][0]["batch"] == 1
 
 
 def test_what_cannot_run_is_one_line(tmp_path: Path) -> None:
