@@ -36,7 +36,8 @@ test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
 # Not through pytest: a wrong access ends all work of its process. torch in .venv must be one for CUDA.
-test-gpu: $(STAMP) ## Check every Triton operator on this machine's NVIDIA GPU
+test-gpu: $(STAMP) ## Check the engine and every Triton operator on this machine's NVIDIA GPU
+	$(BIN)/python -m tests.gpu.engine
 	$(BIN)/python -m tests.gpu.run $(GPU_ARGS)
 
 test-chart: $(STAMP) ## Check the Helm chart, without a cluster; fetches helm into .tools once

@@ -27,22 +27,22 @@ class NativeRunner:
         self.workspace = model.workspace
         self.expert_counts: ExpertCounts = model.packed_product.counts
         self.model = model
-        self._decode_steps = decode_steps
+        self.decode_steps = decode_steps
         self._recurrent = [cache for cache in model.layers if isinstance(cache, RecurrentLayerCache)]
 
     def prepare(self) -> None:
         """Captures the decode steps on a GPU; raises what goes wrong."""
-        if self._decode_steps is not None and self.model.device.type == "cuda":
-            self._decode_steps.capture()
+        if self.decode_steps is not None and self.model.device.type == "cuda":
+            self.decode_steps.capture()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits float32 [number of `batch.sampled`, vocab_size], in their order."""
         self._prepare_states(batch)
-        bucket = self._decode_steps.bucket_of(batch) if self._decode_steps is not None else None
+        bucket = self.decode_steps.bucket_of(batch) if self.decode_steps is not None else None
         if bucket is not None:
-            assert self._decode_steps is not None
-            logits = self._decode_steps.run(batch, bucket)
+            assert self.decode_steps is not None
+            logits = self.decode_steps.run(batch, bucket)
         else:
             logits = self._forward(batch)
         self._save_states(batch)

@@ -98,7 +98,8 @@ def native_logits(model: LoadedModel, prompt: dict[str, Any]) -> torch.Tensor:
     while len(rows) < len(answer):
         batch = model.scheduler.schedule()
         for row in model.runner.run(batch):
-            rows.append(row)
+            # A runner may write the next step's logits to the same place.
+            rows.append(row.clone())
             sequence.output_ids.append(answer[len(rows) - 1])
         model.scheduler.finish(batch)
     model.scheduler.remove(sequence)
