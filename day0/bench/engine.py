@@ -16,8 +16,10 @@ import torch
 from transformers import Glm5NextConfig, PreTrainedConfig
 
 from day0.bench.engine_floor import step_bytes
+from day0.bench.engine_soak import SoakOptions, SoakResult, soak
 from day0.bench.engine_steps import prefill, random_sequences, remove, step
 from day0.bench.machine import environment
+from llm_svc.engine import EngineLoad
 from llm_svc.loading import LoadedModel, load_model
 from llm_svc.native_runner import NativeRunner
 from llm_svc.service import open_source
@@ -32,6 +34,7 @@ PRESETS: Mapping[str, Callable[[], PreTrainedConfig]] = {
 WARM_UP_STEPS = 3
 SEED = 0
 BLOCK_SIZE = 64
+SOAK_NEW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class EngineOptions:
 
     Each of `contexts` with each of `batches`: so many sequences of so many tokens are prefilled, then `steps` decode
     steps are timed. Each of `prefills` is one prompt alone. `compare_upstream` has unmodified transformers do the same
-    beforehand for at most `upstream_seconds`, on a GPU after which ours runs.
+    beforehand for at most `upstream_seconds`, on a GPU after which ours runs. Last comes a soak of `soak_seconds`.
     """
 
     model: str
@@ -54,6 +57,7 @@ class EngineOptions:
     max_batch_tokens: int = 8192
     compare_upstream: bool = False
     upstream_seconds: float = 300.0
+    soak_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,15 @@ class PrefillRow:
 Row = DecodeRow | PrefillRow
 
 
-def bench_engine(options: EngineOptions, told: Callable[[Row], None] = lambda row: None) -> dict[str, Any]:
-    """Everything in turn; `told` is called after each row. Raises LoadError and ValueError for what cannot run."""
+def bench_engine(
+    options: EngineOptions,
+    told: Callable[[Row | SoakResult], None] = lambda row: None,
+    progress: Callable[[float, EngineLoad], None] = lambda seconds, load: None,
+) -> dict[str, Any]:
+    """Everything in turn; `told` is called after each row, `progress` during a soak.
+
+    Raises LoadError and ValueError for what cannot run.
+    """
     with _folder(options) as (folder, load_format):
         upstream = list(_upstream(options, folder)) if options.compare_upstream else None
         copy_rate = _copy_rate(options)
@@ -110,6 +121,11 @@ def bench_engine(options: EngineOptions, told: Callable[[Row], None] = lambda ro
     for row in _rows(model, options, copy_rate, upstream):
         rows.append(row)
         told(row)
+    soaked = None
+    if options.soak_seconds:
+        lengths = SoakOptions(options.soak_seconds, 2 * max(options.batches), max(options.contexts), SOAK_NEW_TOKENS)
+        soaked = soak(model, lengths, progress)
+        told(soaked)
     return {
         "options": asdict(options),
         "environment": environment() | ({"gpu": torch.cuda.get_device_name()} if options.device == "cuda" else {}),
@@ -118,6 +134,7 @@ def bench_engine(options: EngineOptions, told: Callable[[Row], None] = lambda ro
         "upstream": upstream,
         "decode": [asdict(row) for row in rows if isinstance(row, DecodeRow)],
         "prefill": [asdict(row) for row in rows if isinstance(row, PrefillRow)],
+        "soak": None if soaked is None else asdict(soaked) | {"problems": soaked.problems()},
     }
 
 
@@ -196,7 +213,7 @@ def _copy_rate(options: EngineOptions) -> float | None:
 def _load(options: EngineOptions, folder: str, load_format: str) -> LoadedModel:
     most = max(options.batches)
     # A sequence needs blocks for what it will have at the end, and one more may be half empty.
-    longest = max(options.contexts) + options.steps + WARM_UP_STEPS + 1
+    longest = max(options.contexts) + max(options.steps + WARM_UP_STEPS, SOAK_NEW_TOKENS) + 1
     blocks = max(most * _blocks_of(longest), max((_blocks_of(tokens + 1) for tokens in options.prefills), default=0))
     settings = LlmSettings(
         model=folder,

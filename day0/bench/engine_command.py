@@ -14,6 +14,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from day0.bench.engine import DecodeRow, PrefillRow, Row
+    from day0.bench.engine_soak import SoakResult
+    from llm_svc.engine import EngineLoad
 
 
 class Device(StrEnum):
@@ -42,6 +44,10 @@ def engine(
         bool, typer.Option("--compare-upstream", help="Have unmodified transformers do the same before.")
     ] = False,
     upstream_seconds: Annotated[float, typer.Option(min=1, help="Time for transformers at most.")] = 300.0,
+    soak: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Then keep it busy so long, with cancels, and look for growth."),
+    ] = 0.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")] = None,
 ) -> None:
     """Time prefill and decode steps of the engine in this process, without network and tokenizer.
@@ -49,7 +55,8 @@ def engine(
     Prompts are random ids. Each batch is prefilled, then decodes greedily; a step is everything from scheduling to the
     ids on the host, and the median of --steps is shown. The floor is what the bytes of a step take at the rate of a
     copy: every weight but the experts once, the experts that the batch is expected to choose, its states and cache
-    rows. A preset makes random weights of a released model's shapes, MXFP4 experts included, on the device.
+    rows. A preset makes random weights of a released model's shapes, MXFP4 experts included, on the device. A soak ends
+    with exit code 1 where a request failed, a block, a slot or memory did not come back, or steps got slower.
     """
     from day0.bench.engine import EngineOptions, bench_engine
     from llm_svc.build import LoadError
@@ -69,16 +76,21 @@ def engine(
         max_batch_tokens=max_batch_tokens,
         compare_upstream=compare_upstream,
         upstream_seconds=upstream_seconds,
+        soak_seconds=soak,
     )
-    rows: list[Row] = []
+    rows: list[Row | SoakResult] = []
     try:
         with console.status("upstream, then loading" if compare_upstream else "loading") as status:
 
-            def told(row: Row) -> None:
+            def told(row: Row | SoakResult) -> None:
                 rows.append(row)
                 status.update(f"{len(rows)} rows measured")
 
-            result = bench_engine(options, told)
+            def progress(seconds: float, load: EngineLoad) -> None:
+                running, free = load.running_sequences, load.free_blocks
+                status.update(f"soak: {seconds:.0f} of {soak:.0f} s, {running} sequences run, {free:,} blocks are free")
+
+            result = bench_engine(options, told, progress)
     except (LoadError, CheckpointError, StoreError, ValueError) as error:
         Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
@@ -86,22 +98,53 @@ def engine(
         console.print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
+    if result["soak"] is not None and result["soak"]["problems"]:
+        raise typer.Exit(1)
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[Row | SoakResult]) -> list[Table]:
     """One of the decode steps and one of the prefills, each where there are any."""
     from day0.bench.engine import DecodeRow, PrefillRow
+    from day0.bench.engine_soak import SoakResult
 
     decodes = [row for row in rows if isinstance(row, DecodeRow)]
     prefills = [row for row in rows if isinstance(row, PrefillRow)]
     made = []
     if decodes:
-        heads: tuple[str, ...] = ("batch", "context", "ms", "host ms", "tok/s", "floor ms", "of floor", "upstream ms", "faster")
+        heads: tuple[str, ...] = (
+            "batch",
+            "context",
+            "ms",
+            "host ms",
+            "tok/s",
+            "floor ms",
+            "of floor",
+            "upstream ms",
+            "faster",
+        )
         made.append(_table("Decode steps", heads, [_decode_cells(row) for row in decodes]))
     if prefills:
         heads = ("tokens", "s", "tok/s", "peak GB", "upstream s", "upstream GB", "faster")
         made.append(_table("Prefill of one prompt", heads, [_prefill_cells(row) for row in prefills]))
+    made += [_soak_table(row) for row in rows if isinstance(row, SoakResult)]
     return made
+
+
+def _soak_table(result: SoakResult) -> Table:
+    table = Table(title=f"Soak of {result.seconds:.0f} s", show_header=False)
+    lines = {
+        "requests": f"{result.finished:,} finished, {result.cancelled:,} cancelled, {result.failed:,} failed",
+        "decode steps alone": f"{result.decode_steps:,}",
+        "last steps to first": "-"
+        if result.step_drift is None
+        else f"{result.step_drift:.2f}, batch {result.drift_batch}",
+        "not given back": f"{result.lost_blocks} blocks, {result.lost_slots} state slots",
+        "memory before, after": f"{result.bytes_before / 1e9:.2f}, {result.bytes_after / 1e9:.2f} GB",
+        "verdict": "; ".join(result.problems()) or "nothing grew",
+    }
+    for name, text in lines.items():
+        table.add_row(name, text)
+    return table
 
 
 def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:

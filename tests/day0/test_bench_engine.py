@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from day0.bench.engine import PRESETS, DecodeRow, EngineOptions, PrefillRow, Row, bench_engine
 from day0.bench.engine_floor import step_bytes
+from day0.bench.engine_soak import SoakResult
 from day0.cli import app
 from day0.embedded import embedded_model
 from llm_svc.cache.storage import IndexedLayerCache
@@ -19,7 +21,7 @@ from tests.llm_svc.checkpoints import load
 
 
 def test_every_prefill_and_batch_is_timed_in_turn() -> None:
-    told: list[Row] = []
+    told: list[Row | SoakResult] = []
     options = EngineOptions(
         str(embedded_model()), batches=(1, 2), contexts=(40, 70), prefills=(90,), steps=2, max_batch_tokens=256
     )
@@ -81,6 +83,25 @@ def test_the_bytes_of_a_step() -> None:
     assert grown(pool - 1, pool) == keys + sum(4 * layer.latents.shape[1] for layer in indexed)
     # Beyond the tokens it may choose a step reads no more rows, only more keys.
     assert grown(most, most + pool) == keys > 0
+
+
+def test_a_soak_ends_with_everything_given_back(tiny_checkpoint: Path) -> None:
+    told: list[Row | SoakResult] = []
+    options = EngineOptions(str(tiny_checkpoint), batches=(4,), contexts=(60,), steps=1, soak_seconds=4.0)
+    result = bench_engine(options, told.append)
+    soaked = told[-1]
+    assert isinstance(soaked, SoakResult)
+    assert soaked.finished > 10 and soaked.cancelled > 0 and soaked.failed == 0
+    assert (soaked.lost_blocks, soaked.lost_slots) == (0, 0) and soaked.decode_steps > 0
+    assert result["soak"]["finished"] == soaked.finished
+
+
+def test_what_a_soak_must_not_show() -> None:
+    well = SoakResult(1.0, 5, 1, 0, 100, 1.02, 4, 0, 0, True, 10, 10)
+    assert well.problems() == []
+    wrong = replace(well, failed=2, lost_blocks=3, step_drift=1.5, bytes_after=1 << 30)
+    assert [text.split()[0] for text in wrong.problems()] == ["2", "3", "a", "1,073,741,814"]
+    assert replace(well, step_drift=None, on_gpu=False, bytes_after=1 << 30).problems() == []
 
 
 def test_the_preset_is_the_slice_it_says() -> None:

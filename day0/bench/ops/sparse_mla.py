@@ -1,20 +1,18 @@
-"""Shapes of sparse latent attention over bfloat16 rows, decode and prefill, of GLM-5.3-Flash and DeepSeek-V3.2."""
+"""Sizes of sparse latent attention over bfloat16 rows, decode and prefill, of GLM-5.3-Flash and DeepSeek-V3.2."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from day0.bench.ops.latent_attention import Rows, attention
 from day0.bench.ops.shape import Shape
-from day0.bench.ops.timing import sets_for
 from day0_kernels.sparse_mla import reference
 from day0_kernels.sparse_mla.triton import sparse_mla_decode, sparse_mla_prefill
 
-BLOCK, TOPK, VALUE_DIM = 64, 2048, 512
 # Heads, and columns of a latent; a part of the heads is what one of several devices has.
 MODELS = {
     "GLM": (64, 512),
@@ -22,63 +20,28 @@ MODELS = {
     "16 heads of DSV3.2": (16, 576),
     "32 heads of DSV3.2": (32, 576),
 }
-# Sequences beyond so many slots share blocks: reads stay scattered and memory bounded.
-MOST_SLOTS = 1 << 21
-# Relative error of a bfloat16 result whose weights are rounded to bfloat16 too.
-MOST_ERROR = 4e-3
+SCALE = 192**-0.5
 
 
-def attention(model: str, context: int, rows: int, packed: bool) -> Shape:
-    """`rows` sequences of `context` tokens, or as many tokens of one."""
-    heads, width = MODELS[model]
-    sequences = 1 if packed else rows
-    blocks = min(sequences * context, MOST_SLOTS) // BLOCK
-    shuffled = [torch.randperm(blocks, device="cuda") for _ in range(-(-sequences * context // BLOCK // blocks))]
-    table = torch.cat(shuffled)[: sequences * context // BLOCK].view(sequences, -1).int()
-    latents = torch.randn(blocks * BLOCK, width, device="cuda", dtype=torch.bfloat16)
-    read = min(rows * TOPK, context) if packed else rows * TOPK
-    moved = read * width * 2 + rows * (heads * (width + VALUE_DIM) * 2 + TOPK * 4)
-    scalars: dict[str, Any] = {"block_size": BLOCK, "softmax_scale": 192**-0.5, "value_dim": VALUE_DIM}
-    shared: dict[str, Any] = {"latents": latents, "block_table": table, **scalars}
-    if packed:
-        shared["cu_seqlens"] = torch.tensor([0, rows], dtype=torch.int32, device="cuda")
-    calls = [
-        partial(
-            sparse_mla_prefill if packed else sparse_mla_decode,
-            q=torch.randn(rows, heads, width, device="cuda").bfloat16(),
-            topk_indices=torch.randint(0, context, (rows, TOPK), device="cuda").sort(1).values.int(),
-            **shared,
-        )
-        for _ in range(sets_for(moved))
-    ]
-    first = calls[0].keywords
+def _cache(slots: int, width: int) -> Tensor:
+    return torch.randn(slots, width, device="cuda", dtype=torch.bfloat16)
 
-    def error(out: Tensor) -> float:
-        some = sorted({0, rows // 2, rows - 1})
-        owners = [0] * len(some) if packed else some
-        wanted = reference.sparse_mla_decode(
-            first["q"][some].float(), latents, first["topk_indices"][some], table[owners], **scalars
-        ).double()
-        off = float((out[some].double() - wanted).norm() / wanted.norm())
-        return off if bool(out.isfinite().all()) else float("inf")
 
-    return Shape(
-        f"sparse_mla_{'prefill' if packed else 'decode'}",
-        f"{model} {rows // 1024}k x {context // 1024}k" if packed else f"{model} {context // 1024}k, batch {rows}",
-        calls,
-        moved,
-        error,
-        MOST_ERROR,
-        2.0 * rows * heads * TOPK * (width + VALUE_DIM),
-    )
+ROWS = Rows(
+    "sparse_mla", "latents", sparse_mla_decode, sparse_mla_prefill, reference.sparse_mla_decode, _cache, 1 << 21
+)
 
 
 def shapes() -> Iterator[Callable[[], Shape]]:
     """Decode at 64k, all heads and those of one of several devices; then prefill of 4,096 tokens."""
+
+    def of(model: str, context: int, rows: int, packed: bool) -> Callable[[], Shape]:
+        return partial(attention, ROWS, model, *MODELS[model], SCALE, context, rows, packed)
+
     for rows in (1, 32, 128):
-        yield partial(attention, "GLM", 65536, rows, False)
+        yield of("GLM", 65536, rows, False)
     for model in ("DSV3.2", "16 heads of DSV3.2", "32 heads of DSV3.2"):
-        yield partial(attention, model, 65536, 128, False)
+        yield of(model, 65536, 128, False)
     for model in ("GLM", "DSV3.2"):
-        yield partial(attention, model, 65536, 4096, True)
-    yield partial(attention, "GLM", 8192, 4096, True)
+        yield of(model, 65536, 4096, True)
+    yield of("GLM", 8192, 4096, True)
