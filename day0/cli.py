@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 
 from day0.bench.commands import app as bench_app
+from day0.comparison_commands import app as comparison_app
+from day0.definition_commands import app as definition_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +33,8 @@ app = typer.Typer(
 )
 
 app.add_typer(bench_app, name="bench")
+app.add_typer(definition_app)
+app.add_typer(comparison_app)
 
 
 class Service(StrEnum):
@@ -274,6 +278,7 @@ def run(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Run one command; the exit status: 0, 1 for a failure, 2 for a bad command line, 130 after Ctrl-C."""
     from day0.chat import UnreadableImage
     from day0.heldout import HeldOutError
+    from day0.inventory.source import InventoryError
     from day0.plan import PlanError
     from day0.service_process import ServiceFailed
     from svc_common.checkpoint_errors import CheckpointError
@@ -284,11 +289,11 @@ def run(arguments: list[str], environ: Mapping[str, str]) -> int:
         app(arguments, standalone_mode=True, prog_name="day0", obj=dict(environ))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
-    except (PlanError, UnreadableImage, HeldOutError, FileExistsError, FileNotFoundError) as error:
+    except (PlanError, InventoryError, UnreadableImage, HeldOutError, FileExistsError, FileNotFoundError) as error:
         print(f"day0: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"day0: this needs {error.name}; install 'day0[router,vision,llm]'", file=sys.stderr)
+        print(f"day0: this needs {error.name}; install 'day0[router,vision,llm,tools]'", file=sys.stderr)
         return 1
     except ServiceError as error:
         print(f"day0: {error.status.name}: {error.message}", file=sys.stderr)

@@ -124,7 +124,7 @@ def _load_native(
         delta_chunk_tokens=delta_chunk_tokens,
         device=device,
     )
-    steps = _decode_steps(native, settings, facts, scheduler.blocks.num_blocks)
+    steps = _decode_steps(native, settings, facts, scheduler.blocks.num_blocks, packed=plan is not None)
     return LoadedModel(NativeRunner(native, facts, steps), scheduler, facts)
 
 
@@ -135,13 +135,23 @@ def _delta_chunk_tokens(block_size: int) -> int:
     return chunk
 
 
-def _decode_steps(model: NativeModel, settings: LlmSettings, facts: ModelFacts, num_blocks: int) -> DecodeSteps | None:
+def _decode_steps(
+    model: NativeModel, settings: LlmSettings, facts: ModelFacts, num_blocks: int, *, packed: bool
+) -> DecodeSteps | None:
     """Steps to capture as CUDA graphs; None, and the reason in the log, where every step is launched from Python."""
     if settings.device != "cuda":
         return None
     rows, why = settings.max_running_sequences, ""
+    unused = {"mxfp4_to_fp8", "fp8_expert_gemm", "expert_gemm" if packed else "mxfp4_expert_gemm"}
+    references = sorted(
+        name
+        for name, backend in facts.operator_backends.items()
+        if backend == "reference" and name not in unused and not name.endswith("_prefill")
+    )
     if settings.decode_graphs == "off":
         why = "decode_graphs is off"
+    elif references:
+        why = f"references ask the host in the middle of a step: {', '.join(references)}"
     elif facts.experts_residency == "host":
         why = "experts_residency host chooses in every step what to copy"
     elif 0 < facts.experts_convert_tokens <= rows:

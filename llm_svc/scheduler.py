@@ -15,8 +15,8 @@ from llm_svc.core import Batch, Scheduled, Sequence, SequenceStatus
 class SchedulerLimits:
     """Sizes that bound a forward.
 
-    `max_batch_tokens` counts all tokens of a forward, `prefill_chunk_tokens` those of one sequence in it (0: no bound
-    of its own), `max_running_sequences` the sequences that hold blocks at once.
+    `max_batch_tokens` counts all tokens of a forward, `prefill_chunk_tokens` those of one sequence in it (0: as many as
+    fit beside a decode step of every sequence), `max_running_sequences` the sequences that hold blocks at once.
     """
 
     max_batch_tokens: int = 2048
@@ -58,6 +58,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.counters = SchedulerCounters()
+        # A longer piece would wait until decode steps leave room for it, which may be never.
+        self._chunk_tokens = limits.prefill_chunk_tokens or limits.max_batch_tokens - limits.max_running_sequences
 
     @property
     def capacity_tokens(self) -> int:
@@ -179,8 +181,7 @@ class Scheduler:
         """
         block_size = self.blocks.block_size
         start, length = sequence.computed, len(sequence)
-        chunk = self.limits.prefill_chunk_tokens or self.limits.max_batch_tokens
-        end = min(start + chunk, length)
+        end = min(start + self._chunk_tokens, length)
         last_boundary = (length - 1) // block_size * block_size
         if self.snapshots is not None and start < last_boundary:
             end = min(end, last_boundary)

@@ -66,7 +66,9 @@ class LlmSettings(DiscoverySettings, ServiceSettings):
     prefix_cache: bool = Field(True, description="Reuse the blocks and states of earlier prompts.")
     max_running_sequences: int = Field(64, ge=1, le=4096, description="Sequences in a forward at most.")
     max_batch_tokens: int = Field(2048, ge=1, description="Tokens in a forward at most.")
-    prefill_chunk_tokens: int = Field(512, ge=0, description="Prompt tokens of one sequence in a forward; 0: no bound.")
+    prefill_chunk_tokens: int = Field(
+        512, ge=0, description="Prompt tokens of one sequence in a forward; 0: all that fit."
+    )
     max_context_tokens: int = Field(0, ge=0, description="Bound on prompt and answer; 0: the model's own.")
 
     max_open_requests: int = Field(512, ge=1, le=65536, description="Requests accepted at once, waiting ones included.")

@@ -226,9 +226,9 @@ def _load(options: EngineOptions, folder: str, load_format: str) -> LoadedModel:
         prefix_cache=False,
         max_snapshots=0,
         max_running_sequences=most,
-        max_batch_tokens=options.max_batch_tokens,
-        prefill_chunk_tokens=0,
-        experts_convert_tokens=0,
+        # A whole chunk fits beside the decode steps of all others.
+        max_batch_tokens=options.max_batch_tokens + most,
+        prefill_chunk_tokens=options.max_batch_tokens,
     )
     source = open_source(settings)
     try:

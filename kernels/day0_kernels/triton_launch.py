@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from day0_kernels.described_device import described_capability
+
 PRIORITY = 10
 SMALLEST_CAPABILITY = (8, 9)
 # What tensors that are on no GPU stand for: the interpreter and offline compilation look at what is shipped.
@@ -22,12 +24,14 @@ STAND_IN = "sm_90"
 
 
 def device_refusal(device: torch.device) -> str | None:
-    """Why no Triton kernel of ours runs on a device, or None."""
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    if not torch.cuda.is_available():
-        return "this process sees no CUDA device"
-    capability = torch.cuda.get_device_capability(device)
+    """Why no Triton kernel of ours runs on a device, or None; of a described device only its capability is known."""
+    capability = described_capability()
+    if capability is None:
+        if find_spec("triton") is None:
+            return "triton is not installed"
+        if not torch.cuda.is_available():
+            return "this process sees no CUDA device"
+        capability = torch.cuda.get_device_capability(device)
     if capability < SMALLEST_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]} is below 8.9, which e4m3 needs"
     return None

@@ -10,113 +10,33 @@ from transformers.models.glm5_next import modeling_glm5_next as upstream
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 
 from day0_kernels import row_invariant
-from llm_svc.adopt.rows import per_head
+from llm_svc.adopt.linear_attention import LinearAttention
+from llm_svc.adopt.rows import join_weights, per_head, stacked
 from llm_svc.cache.storage import IndexedLayerCache, LayerCache, RecurrentLayerCache
 from llm_svc.forward_context import ForwardContext, current_context
-
-
-class LinearAttention(upstream.Glm5NextTextLinearAttention):
-    """KDA with its convolution and delta state in state slots; takes packed tokens [1, T, hidden]."""
-
-    def forward(
-        self, hidden_states: torch.Tensor, cache: Any = None, attention_mask: Any = None, **kwargs: Any
-    ) -> torch.Tensor:
-        """[1, T, hidden] -> [1, T, hidden]."""
-        context = current_context()
-        state = context.layers[self.layer_idx]
-        assert isinstance(state, RecurrentLayerCache)
-        x = hidden_states[0]
-        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
-        mixed = self._convolve(context, state, qkv).view(x.shape[0], 3, self.num_heads, self.head_dim)
-        gate_log = self.forget_gate(hidden_states)[0]
-        beta = row_invariant.sigmoid(self.b_proj(x))
-        out = self._delta(context, state, mixed, gate_log, beta)
-        gate = self.g_b_proj(self.g_a_proj(x)).view_as(out)
-        return self.o_proj(self.o_norm(out, gate).reshape(1, x.shape[0], -1))
-
-    def _convolve(self, context: ForwardContext, state: RecurrentLayerCache, qkv: torch.Tensor) -> torch.Tensor:
-        """Short convolution over q, k and v at once, [T, 3 * qkv_dim]."""
-        weight = self.conv1d.weight.squeeze(1)
-        split = context.num_decodes
-        parts = []
-        if split:
-            parts.append(
-                context.operators.short_conv_decode(
-                    qkv[:split], weight, state.conv_state, context.decode_state_slots, activation=self.activation
-                )
-            )
-        if context.has_prefill:
-            parts.append(
-                context.operators.short_conv_prefill(
-                    qkv[split:],
-                    weight,
-                    state.conv_state,
-                    context.prefill_state_slots,
-                    context.prefill_cu_seqlens,
-                    activation=self.activation,
-                )
-            )
-        return _join(parts)
-
-    def _delta(
-        self,
-        context: ForwardContext,
-        state: RecurrentLayerCache,
-        mixed: torch.Tensor,
-        gate_log: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> torch.Tensor:
-        """Gated delta rule, [T, heads, head_dim]: one step for decodes, by chunks for prefills."""
-        split = context.num_decodes
-        scale = self.head_dim**-0.5
-        q, k, v = mixed.transpose(0, 1).contiguous()
-        parts = []
-        if split:
-            parts.append(
-                context.operators.gated_delta_decode(
-                    q[:split],
-                    k[:split],
-                    v[:split],
-                    gate_log[:split],
-                    beta[:split],
-                    state.delta_state,
-                    context.decode_state_slots,
-                    scale=scale,
-                )
-            )
-        if context.has_prefill:
-            parts.append(
-                context.operators.gated_delta_prefill(
-                    q[split:],
-                    k[split:],
-                    v[split:],
-                    gate_log[split:],
-                    beta[split:],
-                    state.delta_state,
-                    context.prefill_state_slots,
-                    context.prefill_cu_seqlens,
-                    scale=scale,
-                    chunk_size=context.delta_chunk_tokens,
-                )
-            )
-        return _join(parts)
 
 
 class Indexer(upstream.Glm5NextTextIndexer):
     """Scores pooled keys through the block table and chooses positions."""
 
-    def forward(self, hidden_states: torch.Tensor, q_resid: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """hidden_states [T, hidden], q_resid [T, q_lora_rank] -> topk_indices int32 [T, width], -1 pads."""
+    def forward(
+        self,
+        q_resid: torch.Tensor,
+        keys: torch.Tensor,
+        gates: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """q_resid [T, q_lora_rank] -> topk_indices int32 [T, width], -1 pads.
+
+        The attention made `keys` and `gates` [T, head_dim] and `weights` [T, heads] with its own first products.
+        """
         context = current_context()
         cache = context.layers[self.layer_idx]
         assert isinstance(cache, IndexedLayerCache) and cache.pool_keys is not None
-        tokens = hidden_states.shape[0]
-        q = self.wq_b(q_resid).view(tokens, self.n_heads, self.head_dim)
-        keys = self.k_norm(self.wk(hidden_states))
-        gates = row_invariant.linear(hidden_states, self.index_kpool_compress_gate)
-        weights = self.weights_proj(hidden_states).float() * self.n_heads**-0.5
+        q = self.wq_b(q_resid).view(len(q_resid), self.n_heads, self.head_dim)
+        weights = weights.float() * self.n_heads**-0.5
         context.operators.index_pool(
-            keys,
+            self.k_norm(keys),
             gates,
             self.index_kpool_compress_ape,
             cache.index_tail,
@@ -159,11 +79,20 @@ class Indexer(upstream.Glm5NextTextIndexer):
                     **options,
                 )
             )
-        return _join(parts)
+        return stacked(parts)
 
 
 class SparseAttention(upstream.Glm5NextTextAttention):
     """Absorbed sparse MLA over latents addressed by blocks; takes packed tokens [1, T, hidden]."""
+
+    def join_products(self) -> None:
+        """Makes one product of those that read the layer's input, its indexer's among them; the weights are loaded."""
+        joined = [self.q_a_proj.weight, self.kv_a_proj_with_mqa.weight]
+        if self.indexer is not None:
+            of_gates = self.indexer.index_kpool_compress_gate
+            joined += [self.indexer.wk.weight, of_gates, self.indexer.weights_proj.weight]
+        self._joined = join_weights(*joined)
+        self._joined_sizes = [len(weight) for weight in joined]
 
     def forward(
         self,
@@ -177,13 +106,15 @@ class SparseAttention(upstream.Glm5NextTextAttention):
         context = current_context()
         layer = context.layers[self.layer_idx]
         assert isinstance(layer, IndexedLayerCache)
-        x = hidden_states[0]
-        tokens = x.shape[0]
-        q_resid = self.q_a_layernorm(self.q_a_proj(x))
+        tokens = hidden_states.shape[1]
+        q_low, latent, *of_indexer = row_invariant.linear(hidden_states[0], self._joined).split(self._joined_sizes, -1)
+        if self.config.attention_bias:
+            q_low, latent = q_low + self.q_a_proj.bias, latent + self.kv_a_proj_with_mqa.bias
+        q_resid = self.q_a_layernorm(q_low)
         q = self.q_b_proj(q_resid).view(tokens, self.num_heads, self.qk_head_dim)
-        context.operators.kv_store(self.kv_a_layernorm(self.kv_a_proj_with_mqa(x)), layer.latents, context.slot_mapping)
+        context.operators.kv_store(self.kv_a_layernorm(latent), layer.latents, context.slot_mapping)
         if self.indexer is not None:
-            topk_indices = self.indexer(x, q_resid)
+            topk_indices = self.indexer(q_resid, *of_indexer)
         elif prev_topk_indices is not None:
             topk_indices = prev_topk_indices
         else:
@@ -228,7 +159,7 @@ class SparseAttention(upstream.Glm5NextTextAttention):
                     **options,
                 )
             )
-        return _join(parts)
+        return stacked(parts)
 
 
 class Gate(upstream.Glm5NextTextTopkRouter):
@@ -251,21 +182,29 @@ class Gate(upstream.Glm5NextTextTopkRouter):
         return logits, weights, ids
 
 
-class HyperConnection(upstream.Glm5NextTextHyperConnection):
-    """Mixing weights and the collapsed stream, through our operator."""
+class Norm(upstream.Glm5NextTextRMSNorm):
+    """Upstream's norm; on a GPU as torch's one kernel, which rounds once where upstream rounds twice."""
 
-    def forward(self, hidden_streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[1, T, streams, hidden] -> post [1, T, streams], comb [1, T, streams, streams], collapsed [1, T, hidden]."""
-        post, comb, collapsed = current_context().operators.hc_pre(
-            hidden_streams[0],
-            self.fn,
-            self.base,
-            self.scale,
-            norm_eps=self.input_norm.eps,
-            hc_eps=self.hc_eps,
-            sinkhorn_iters=self.hc_sinkhorn_iters,
-        )
-        return post[None], comb[None], collapsed[None]
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[..., width] -> the same."""
+        if hidden_states.device.type == "cpu":
+            return super().forward(hidden_states)
+        return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+class FeedForward(upstream.Glm5NextTextMLP):
+    """Upstream's dense or shared expert, its first two products as one and its gate by our operator."""
+
+    def join_products(self) -> None:
+        """Makes one product of the two that read the input; the weights are loaded."""
+        self._joined = join_weights(self.gate_proj.weight, self.up_proj.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> the same."""
+        gate_up = row_invariant.linear(x, self._joined).flatten(0, -2)
+        gated = current_context().operators.swiglu(gate_up, limit=self.swiglu_limit, alpha=1.0, up_offset=0.0)
+        out: torch.Tensor = self.down_proj(gated.view(*x.shape[:-1], -1))
+        return out
 
 
 class DecoderLayer(upstream.Glm5NextTextDecoderLayer):
@@ -279,16 +218,15 @@ class DecoderLayer(upstream.Glm5NextTextDecoderLayer):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[1, T, streams, hidden] -> (the same, topk_indices for the next layer or None)."""
-        post, comb, x = self.attn_hc(hidden_states)
-        x = self.input_layernorm(x)
+        post, comb, x = _collapse(hidden_states, self.attn_hc, self.input_layernorm)
         topk_indices = None
         if self.block_type == "linear_attention":
             x = self.self_attn(hidden_states=x)
         else:
             x, _, topk_indices = self.self_attn(hidden_states=x, prev_topk_indices=prev_topk_indices)
         streams = _mix(hidden_states, x, post, comb)
-        post, comb, x = self.ffn_hc(streams)
-        x = self.mlp(self.post_attention_layernorm(x))
+        post, comb, x = _collapse(streams, self.ffn_hc, self.post_attention_layernorm)
+        x = self.mlp(x)
         return _mix(streams, x, post, comb), topk_indices
 
 
@@ -306,7 +244,8 @@ ADOPTED: dict[str, type[nn.Module]] = {
     "Glm5NextTextIndexer": Indexer,
     "Glm5NextTextAttention": SparseAttention,
     "Glm5NextTextTopkRouter": Gate,
-    "Glm5NextTextHyperConnection": HyperConnection,
+    "Glm5NextTextRMSNorm": Norm,
+    "Glm5NextTextMLP": FeedForward,
     "Glm5NextTextDecoderLayer": DecoderLayer,
 }
 
@@ -317,6 +256,8 @@ def check_config(config: Glm5NextTextConfig, block_size: int) -> None:
         raise ValueError(f"block_size {block_size} must be a multiple of index_kpool {config.index_kpool}")
     if config.qk_rope_head_dim:
         raise ValueError(f"qk_rope_head_dim {config.qk_rope_head_dim}: glm5_next attention has no rotary part")
+    if config.hidden_act != "silu":
+        raise ValueError(f"hidden_act {config.hidden_act}: the operators of glm5_next compute silu")
 
 
 def split_model(model: upstream.Glm5NextForConditionalGeneration) -> tuple[nn.Module, nn.Module]:
@@ -365,8 +306,22 @@ def allocate_layers(
     return tuple(layers)
 
 
-def _join(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _collapse(
+    streams: torch.Tensor, connection: upstream.Glm5NextTextHyperConnection, norm: upstream.Glm5NextTextRMSNorm
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[1, T, streams, hidden] -> post [1, T, streams], comb [1, T, streams, streams], the sub-layer's normed input."""
+    post, comb, normed = current_context().operators.hc_pre_norm(
+        streams[0],
+        connection.fn,
+        connection.base,
+        connection.scale,
+        norm.weight,
+        norm_eps=connection.input_norm.eps,
+        hc_eps=connection.hc_eps,
+        sinkhorn_iters=connection.hc_sinkhorn_iters,
+        layer_norm_eps=norm.variance_epsilon,
+    )
+    return post[None], comb[None], normed[None]
 
 
 def _mix(streams: torch.Tensor, out: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:

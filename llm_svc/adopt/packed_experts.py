@@ -12,6 +12,7 @@ from llm_svc.adopt.experts import experts_forward
 from llm_svc.expert_memory import ExpertShape
 from llm_svc.expert_residency import DeviceExperts, ExpertCounts, HostExperts, ResidentExperts
 from llm_svc.formats.mxfp4 import PackedExperts
+from llm_svc.forward_context import current_context
 
 
 class Glm5NextPackedExperts(upstream.Glm5NextTextExperts):
@@ -42,6 +43,13 @@ class Glm5NextPackedExperts(upstream.Glm5NextTextExperts):
         """Leaves the weights where they are and gives the layer `slots` slots on the device."""
         assert self.packed is not None
         self.resident = HostExperts(self.packed, slots, device, counts)
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[N, 2 * intermediate] -> [N, intermediate]: upstream's formula in float32, rounded once."""
+        out: torch.Tensor = current_context().operators.swiglu(
+            gate_up, limit=self.swiglu_limit, alpha=1.0, up_offset=0.0
+        )
+        return out
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from day0_kernels.workspace import Workspace
 from llm_svc.adopt.operators import Operators
+from llm_svc.adopt.rows import stacked
 from llm_svc.expert_memory import FP8_SCRATCH
 from llm_svc.expert_residency import ExpertCounts, PlacedWeight
 
@@ -56,19 +57,22 @@ class PackedProduct:
         """Rows [N, in] sorted by place with offsets int32 [P + 1] -> [N, out]."""
         if not converts:
             return self._fused(rows, weight, offsets)
-        out = rows.new_empty(len(rows), weight.packed.codes.shape[1])
         bounds = offsets.tolist()
+        parts, covered = [], 0
         for stretch in _stretches(bounds, weight.lossless, self._experts_at_once):
-            part = slice(stretch.first, stretch.end)
+            part = rows[stretch.first : stretch.end]
             if stretch.converts:
-                out[part] = self._converted(rows[part], weight, stretch.places, bounds)
+                parts.append(self._converted(part, weight, stretch.places, bounds))
                 self.counts.converted += len(stretch.places)
             else:
                 begin, end = stretch.places[0], stretch.places[-1] + 1
-                mine = _slice(weight, begin, end)
-                out[part] = self._fused(rows[part], mine, offsets[begin : end + 1] - stretch.first)
+                parts.append(self._fused(part, _slice(weight, begin, end), offsets[begin : end + 1] - stretch.first))
                 self.counts.kept_mxfp4 += len(stretch.places)
-        return out
+            covered = stretch.end
+        # Rows of no expert lie behind all others.
+        if covered < len(rows) or not parts:
+            parts.append(rows.new_zeros(len(rows) - covered, weight.packed.codes.shape[1]))
+        return stacked(parts)
 
     def _fused(self, rows: Tensor, weight: PlacedWeight, offsets: Tensor) -> Tensor:
         out: Tensor = self._operators.mxfp4_expert_gemm(rows, weight.packed.codes, weight.packed.scales, offsets)

@@ -27,7 +27,6 @@ from llm_svc.warm_up import warm_up
 from tests.llm_svc.checkpoints import load
 from tests.llm_svc.test_golden_logits import golden, spans
 
-NEW_TOKENS = 24
 # Tokens may part only where the CPU's two best logits were closer than this.
 LEAST_GAP = 1e-2
 # Of a layer's error in bfloat16, ours to upstream's.
@@ -58,11 +57,16 @@ class LayerError:
         return self.ours / self.upstream
 
 
-def embedded(device: str) -> LoadedModel:
-    """The embedded model in float32 and ready, on a GPU with its decode steps captured."""
+def embedded(device: str, dtype: str = "float32") -> LoadedModel:
+    """The embedded model, ready; on a GPU its decode steps are captured in bfloat16, which has all its operators."""
     model = load(
         LlmSettings(
-            model=str(embedded_model()), device=device, tier="native", vision_target="unused:1", max_snapshots=0
+            model=str(embedded_model()),
+            device=device,
+            dtype=dtype,
+            tier="native",
+            vision_target="unused:1",
+            max_snapshots=0,
         )
     )
     warm_up(model)
@@ -77,12 +81,12 @@ def captured(model: LoadedModel) -> int:
 
 
 def greedy(model: LoadedModel, prompts: Prompts[dict[str, Any]]) -> list[list[tuple[int, float]]]:
-    """`NEW_TOKENS` ids of each golden prompt, all running together, and each time the gap of the two best logits."""
+    """Ids of the answer to each golden prompt, all running together, and each time the gap of the two best logits."""
     running: dict[int, Sequence] = {}
     found: dict[int, list[tuple[int, float]]] = {}
     for prompt in prompts:
         ids = tuple(prompt["ids"])
-        params = SamplingParams(max_tokens=NEW_TOKENS)
+        params = SamplingParams(max_tokens=len(prompt["answer"]))
         sequence = Sequence(Request(prompt["task"], (PromptTokens(ids),), (), params), Prompt(ids, spans(prompt)))
         running[sequence.id], found[sequence.id] = sequence, []
         model.scheduler.add(sequence)
@@ -94,7 +98,7 @@ def greedy(model: LoadedModel, prompts: Prompts[dict[str, Any]]) -> list[list[tu
             sequence = item.sequence
             sequence.output_ids.append(ids_of_best[0])
             found[sequence.id].append((ids_of_best[0], values[0] - values[1]))
-            if len(sequence.output_ids) == NEW_TOKENS:
+            if len(sequence.output_ids) == sequence.params.max_tokens:
                 model.scheduler.remove(sequence)
                 del running[sequence.id]
     return list(found.values())
@@ -243,13 +247,16 @@ def main() -> int:
         print(f"nothing checked: torch {torch.__version__} sees no CUDA device", file=sys.stderr)
         return 1
     right = True
-    gpu, cpu, prompts = embedded("cuda"), embedded("cpu"), golden_prompts()
-    parted = partings(prompts, gpu, cpu)
-    print(f"{captured(gpu)} captured steps; {len(parted)} of {len(prompts)} answers part from the CPU's")
-    for parting in parted:
-        right &= parting.gap < LEAST_GAP
-        print(f"  {parting.prompt}: token {parting.place}, the CPU's gap there is {parting.gap:.1e}")
-    del gpu, cpu
+    cpu, prompts = embedded("cpu"), golden_prompts()
+    for dtype in ("bfloat16", "float32"):
+        gpu = embedded("cuda", dtype)
+        parted = partings(prompts, gpu, cpu)
+        print(f"{dtype}: {captured(gpu)} captured steps, {len(parted)} of {len(prompts)} answers part from the CPU's")
+        for parting in parted:
+            right &= parting.gap < LEAST_GAP
+            print(f"  {parting.prompt}: token {parting.place}, the CPU's gap there is {parting.gap:.1e}")
+        del gpu
+    del cpu
     _free()
     for error in layer_errors():
         right &= error.times <= MOST_TIMES_UPSTREAM

@@ -21,9 +21,11 @@ if not torch.cuda.is_available():
 pytestmark = pytest.mark.gpu
 
 
-def test_captured_steps_have_the_tokens_of_the_cpu() -> None:
-    gpu = embedded("cuda")
-    assert captured(gpu) > 0
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_answers_have_the_tokens_of_the_cpu(dtype: str) -> None:
+    gpu = embedded("cuda", dtype)
+    # In float32 the experts have their reference alone, which cannot be captured.
+    assert bool(captured(gpu)) == (dtype == "bfloat16")
     parted = partings(golden_prompts(), gpu, embedded("cpu"))
     assert all(parting.gap < LEAST_GAP for parting in parted), parted
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.kernels import naive_experts, naive_fp8_rows, naive_paged, naive_residual
+from tests.kernels import naive_experts, naive_fp8_rows, naive_gates, naive_paged, naive_residual
 
 Results = dict[str, Tensor]
 
@@ -361,6 +361,7 @@ NAIVE: Mapping[str, Callable[..., Results]] = (
     | naive_fp8_rows.DEFINED
     | naive_paged.DEFINED
     | naive_residual.DEFINED
+    | naive_gates.DEFINED
 )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.models.glm5_next import modeling_glm5_next as upstream
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 
+from day0_kernels.delta_gates.reference import delta_gates, gated_norm
 from day0_kernels.expert_gemm.reference import expert_gemm
 from day0_kernels.gated_delta.reference import gated_delta_decode, gated_delta_prefill
 from day0_kernels.hyper_connection.reference import hc_post, hc_pre
@@ -184,6 +185,23 @@ def test_hyper_connection(streams: int, tokens: int) -> None:
     # The lines of Glm5NextTextDecoderLayer.forward behind a sub-layer.
     mixed = post.unsqueeze(-1) * out.unsqueeze(-2) + torch.matmul(comb.transpose(-1, -2), hidden[0])
     torch.testing.assert_close(hc_post(hidden[0], out, post, comb), mixed)
+
+
+@pytest.mark.parametrize("lower_bound", [-5.0, None])
+def test_gates_around_the_delta_rule(lower_bound: float | None) -> None:
+    config = _config(linear_lower_bound=lower_bound)
+    module = _randomised(upstream.Glm5NextTextLinearAttention(config, 0), 3.0)
+    hidden = torch.randn(1, 40, 64)
+    forgets = module.forget_gate
+    forget = forgets.f_b_proj(forgets.f_a_proj(hidden))[0].view(40, 4, 16)
+    # Softplus ends in a straight line, and values are on both sides of where that begins.
+    assert forget.max() > 20
+    g, beta = delta_gates(forget, module.b_proj(hidden)[0], forgets.dt_bias, forgets.A_log, lower_bound=lower_bound)
+    torch.testing.assert_close(g, forgets(hidden)[0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(beta, torch.sigmoid(module.b_proj(hidden)[0]))
+    out, gate = torch.randn(2, 40, 4, 16)
+    normed = gated_norm(out, gate, module.o_norm.weight, norm_eps=config.rms_norm_eps)
+    torch.testing.assert_close(normed, module.o_norm(out, gate))
 
 
 @pytest.mark.parametrize("choice", ["spread", "all on one", "all on the last", "two idle", "none"])

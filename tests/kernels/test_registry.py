@@ -28,6 +28,8 @@ EXPECTED = {
     "short_conv_decode",
     "gated_delta_prefill",
     "gated_delta_decode",
+    "delta_gates",
+    "gated_norm",
     "hc_pre",
     "hc_pre_norm",
     "hc_post",
@@ -103,7 +105,7 @@ def test_every_operator_has_a_reference_that_serves_everywhere() -> None:
 def test_every_folder_is_complete() -> None:
     root = Path(registry.__file__).parent
     folders = [spec.parent for spec in root.glob("*/spec.py")]
-    assert len(folders) == 21
+    assert len(folders) == 22
     for folder in folders:
         assert {"__init__.py", "spec.py", "reference.py", "README.md"} <= {path.name for path in folder.iterdir()}
         readme = (folder / "README.md").read_text()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from day0_kernels.delta_gates.triton import delta_gates, gated_norm
 from day0_kernels.gated_delta.triton import gated_delta_decode, gated_delta_prefill
 from day0_kernels.short_conv.triton import short_conv_decode, short_conv_prefill
 from tests.kernels.check_process import run_checks
@@ -39,6 +40,15 @@ CHECKS = (
     "case:short_conv_decode:only_padding:bfloat16",
     "case:short_conv_decode:odd_channels:float16",
     "case:short_conv_decode:kernel_of_2:float32",
+    "case:delta_gates:several:bfloat16",
+    "case:delta_gates:no_bound:float32",
+    "case:delta_gates:odd_sizes:float16",
+    "case:delta_gates:beyond_a_block:float32",
+    "case:delta_gates:no_token:bfloat16",
+    "case:gated_norm:several:bfloat16",
+    "case:gated_norm:odd_sizes:float32",
+    "case:gated_norm:wide:float16",
+    "case:gated_norm:no_token:bfloat16",
     "neighbours:gated_delta_prefill:edges",
     "neighbours:gated_delta_decode:padding_rows",
     "gate:drawn",
@@ -51,6 +61,7 @@ CHECKS = (
     "cut",
     "then_decode",
     "layouts",
+    "far_gates",
     "convolution_cut",
     "accuracy:random",
     "accuracy:repeated",
@@ -102,7 +113,22 @@ def _convolution(rows: int, state: torch.dtype = torch.bfloat16) -> tuple[Tensor
     )
 
 
+def _gates(lower_bound: float | None) -> Any:
+    wide = _on_no_device(64 * 128, dtype=torch.float32)
+    # Rates are columns of a joined product.
+    rates = _on_no_device(32, 24896)[:, -64:]
+    return delta_gates(_on_no_device(32, 64, 128), rates, wide, wide[:64], lower_bound=lower_bound)
+
+
+def _norm() -> Any:
+    x = _on_no_device(32, 64, 128)
+    return gated_norm(x, x, _on_no_device(128), norm_eps=1e-5)
+
+
 CALLS: dict[str, Callable[[], Any]] = {
+    "delta_gates": lambda: _gates(-5.0),
+    "delta_gates-no_bound": lambda: _gates(None),
+    "gated_norm": _norm,
     "gated_delta_decode": lambda: gated_delta_decode(**_delta(32, torch.float32), scale=0.1),
     "gated_delta_prefill": lambda: _prefill(torch.float32),
     "gated_delta_prefill-narrow_gates": lambda: _prefill(torch.bfloat16),

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from day0_kernels import registry
 from day0_kernels.comparison import compare, run, same_bits
+from day0_kernels.delta_gates import reference as gates
+from day0_kernels.delta_gates.triton import delta_gates, gated_norm
 from day0_kernels.gated_delta import reference
 from day0_kernels.gated_delta.triton import gated_delta_decode, gated_delta_prefill, refusal
 from day0_kernels.inputs import Inputs, make_inputs
@@ -30,6 +32,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         gated_delta_decode,
         convolution.short_conv_prefill,
         convolution.short_conv_decode,
+        delta_gates,
+        gated_norm,
     )
 }
 # Even seeds hand out the lowest state slot first, odd ones the highest.
@@ -218,6 +222,24 @@ def check_layouts() -> None:
         results.append((first, _decode(call, state, 16), state))
     for got, wanted in zip(*results, strict=True):
         assert same_bits(got, wanted)
+    # Rates are columns of a joined product.
+    wide = torch.randn(18, 7, generator=torch.Generator().manual_seed(1))
+    made = [
+        delta_gates(tensors["q"][:, :, :4].expand(-1, 3, -1), rate, torch.zeros(12), torch.zeros(3), lower_bound=-5.0)
+        for rate in (wide[:, 2:5], wide[:, 2:5].contiguous())
+    ]
+    assert all(same_bits(got, wanted) for got, wanted in zip(*made, strict=True))
+
+
+def check_far_gates() -> None:
+    """Where exp leaves float32 the gates are those of the definition, finite and not NaN."""
+    forget = torch.tensor([-200.0, -20.0, 20.0, 21.0, 100.0, 200.0]).view(1, 1, 6)
+    tensors = forget, forget[:, :, 0], torch.zeros(6), torch.zeros(1)
+    for bound in (-5.0, None):
+        made, defined = (fn(*tensors, lower_bound=bound) for fn in (delta_gates, gates.delta_gates))
+        for got, wanted in zip(made, defined, strict=True):
+            assert wanted.isfinite().all()
+            torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
 
 
 def check_accuracy(keys: str) -> None:
@@ -277,6 +299,7 @@ CHECKS: Mapping[str, Callable[..., None]] = {
     "cut": check_cut,
     "then_decode": check_then_decode,
     "layouts": check_layouts,
+    "far_gates": check_far_gates,
     "convolution_cut": check_convolution_cut,
     "accuracy": check_accuracy,
     "refused": check_refused,

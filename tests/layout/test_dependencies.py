@@ -73,7 +73,7 @@ def foreign_imports(folder: str) -> dict[str, str]:
         ("vision_svc", ("vision",)),
         ("llm_svc", ("llm",)),
         ("kernels", ("llm", "cuda")),
-        ("day0", ("llm", "vision")),
+        ("day0", ("llm", "vision", "tools")),
         ("tests", ("router", "vision", "llm", "dev")),
         ("tools", ("dev",)),
         ("benchmarks", ("llm", "dev")),

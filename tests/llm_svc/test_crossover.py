@@ -38,7 +38,7 @@ def product() -> PackedProduct:
 
 def scripted(durations: list[tuple[float, float]]) -> Callable[[], float]:
     """A clock under which the fused and the converted run of each count last as long as `durations` says."""
-    times, now = [0.0], 0.0
+    times, now = [], 0.0
     for fused, converted in durations:
         times += [now, now + fused, now + fused + converted]
         now += fused + converted

@@ -329,3 +329,19 @@ def test_whatever_is_shared_preempted_or_aborted_every_forward_reads_its_own(
             scheduler.remove(gone)
         assert caches.forwards < 2000
     assert scheduler.blocks.free == blocks and scheduler.slots.free == 4
+
+
+def test_a_prompt_of_many_forwards_gets_its_turn_beside_decode_steps() -> None:
+    """With no bound of its own a piece still leaves room for the decode steps, or a prompt waited until they ended."""
+    scheduler = make_scheduler(batch=20, chunk=0, running=3, prefix=False)
+    caches = SimulatedCaches(scheduler)
+    talker = make_sequence([1, 2, 3], new_tokens=1000)
+    scheduler.add(talker)
+    caches.run(scheduler.schedule())
+    newcomer = make_sequence(list(range(60)))
+    scheduler.add(newcomer)
+    for _ in range(8):
+        batch = scheduler.schedule()
+        assert talker in [item.sequence for item in batch.items]
+        caches.run(batch)
+    assert newcomer.output_ids

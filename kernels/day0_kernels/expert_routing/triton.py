@@ -98,8 +98,16 @@ def permute_rows(x: Tensor, topk_ids: Tensor, *, experts: int) -> tuple[Tensor, 
         return rows, topk_ids.new_zeros(experts + 1), places
     ids = topk_ids.contiguous()
     expert_offsets, spots = ids.new_empty(experts + 1), ids.new_empty(entries)
-    chunks, padded = -(-entries // _CHUNK), _power_of_two(experts + 1)
-    sizes = {"E": experts, "E_PAD": padded, "BLOCK": _CHUNK, "PIECE": min(_CHUNK, _PIECE), "num_warps": 8}
+    # A few entries are compared in fewer steps; which place an entry gets does not depend on it.
+    chunk = min(_CHUNK, max(_PIECE, _power_of_two(entries)))
+    chunks, padded = -(-entries // chunk), _power_of_two(experts + 1)
+    sizes = {
+        "E": experts,
+        "E_PAD": padded,
+        "BLOCK": chunk,
+        "PIECE": min(chunk, _PIECE),
+        "num_warps": 8 if chunk == _CHUNK else 4,
+    }
     ranks = counts = None
     if chunks > 1:
         ranks, counts = ids.new_empty(entries), ids.new_empty(chunks, padded)

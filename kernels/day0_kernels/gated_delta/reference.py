@@ -164,7 +164,7 @@ def gated_delta_decode(
     key = _unit(k.float(), l2norm_eps).view(-1, 1, key_dim)
     held = state.index_select(0, slots).float()
     held = held.mul_(g.float().exp()[..., None]).view(-1, key_dim, value_dim)
-    delta = (v.float().view(-1, 1, value_dim) - bmm(key, held)) * beta.float().view(-1, 1, 1)
+    delta = (v.float().reshape(-1, 1, value_dim) - bmm(key, held)) * beta.float().view(-1, 1, 1)
     held.add_(key.transpose(1, 2) * delta)
     out = bmm(query, held).view(sequences, heads, value_dim)
     state.index_copy_(0, slots, held.view(sequences, heads, key_dim, value_dim).to(state.dtype))

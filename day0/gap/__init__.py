@@ -1,0 +1,1 @@
+"""What stands between a definition and production on a device."""
