@@ -8,10 +8,15 @@ STAMP := $(VENV)/.day0-installed
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?=
 GPU_ARGS ?=
+# Where the binaries, wheels and images of the cluster's tests are kept between runs.
+CLUSTER_CACHE ?= $(HOME)/.cache/day0/cluster
+# A cluster of yours in place of the node that test-cluster starts. Not KUBECONFIG: that may lead to one in use.
+CLUSTER_KUBECONFIG ?=
+CLUSTER_ARGS ?=
 export PYTHONPATH := $(CURDIR):$(CURDIR)/kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-gpu test-chart lint format protos clean
+.PHONY: help venv demo test test-gpu test-chart test-cluster images lint format protos clean
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,8 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Start the three services on the embedded model, ask about pictures and a long text, stop
 	$(BIN)/python -m day0 demo
 
-test: $(STAMP) ## Run all tests
-	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
+test: $(STAMP) ## Run all tests but those on a cluster
+	$(BIN)/python -m pytest --ignore=tests/cluster -n auto --dist loadfile $(PYTEST_ARGS)
 
 # Not through pytest: a wrong access ends all work of its process. torch in .venv must be one for CUDA.
 test-gpu: $(STAMP) ## Check the engine and every Triton operator on this machine's NVIDIA GPU
@@ -43,6 +48,20 @@ test-gpu: $(STAMP) ## Check the engine and every Triton operator on this machine
 test-chart: $(STAMP) ## Check the Helm chart, without a cluster; fetches helm into .tools once
 	$(BIN)/python tools/fetch_helm.py
 	$(BIN)/python -m pytest tests/chart $(PYTEST_ARGS)
+
+images: $(STAMP) ## Build the images without a registry, as root; archives in CLUSTER_CACHE/images
+	PYTHON=$(CURDIR)/$(BIN)/python TORCH_CPU_INDEX=$(TORCH_CPU_INDEX) tests/cluster/build_images.sh $(CLUSTER_CACHE) router vision llm
+
+# The first run compiles Kubernetes for minutes; later ones take what is in CLUSTER_CACHE.
+test-cluster: $(STAMP) ## Install the chart on a real Kubernetes node and ask it, as root; docs/cluster-tests.md
+ifeq ($(CLUSTER_KUBECONFIG),)
+	tests/cluster/node/build.sh $(CLUSTER_CACHE)
+	PYTHON=$(CURDIR)/$(BIN)/python TORCH_CPU_INDEX=$(TORCH_CPU_INDEX) tests/cluster/build_images.sh $(CLUSTER_CACHE)
+	tests/cluster/node/run.sh $(CLUSTER_CACHE) $(BIN)/python -m pytest tests/cluster \
+	  --kubeconfig $(CLUSTER_CACHE)/run/pki/admin.kubeconfig --binaries $(CLUSTER_CACHE)/bin $(CLUSTER_ARGS) $(PYTEST_ARGS)
+else
+	$(BIN)/python -m pytest tests/cluster --kubeconfig $(CLUSTER_KUBECONFIG) $(CLUSTER_ARGS) $(PYTEST_ARGS)
+endif
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .

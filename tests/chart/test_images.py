@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 
 import pytest
 import yaml
 
 from tests.chart.rendering import CHART, ROOT, Helm, service_pods
+from tools.list_requirements import requirements
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 TARGETS = {"router": "router_svc", "vision": "vision_svc", "llm": "llm_svc", "llm-cuda": "llm_svc"}
@@ -20,6 +22,14 @@ def stages() -> dict[str, str]:
     return {
         name: f"FROM {base}\n{body}" for base, name, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
     }
+
+
+def requirements_stage(name: str) -> str:
+    """The stage from which a target, or the stage it begins with, copies what is installed."""
+    text = stages()[name]
+    if found := re.search(r"^COPY --from=(build-\S+) ", text, re.M):
+        return found.group(1)
+    return requirements_stage(text.split(maxsplit=2)[1])
 
 
 @pytest.mark.parametrize(("target", "package"), TARGETS.items())
@@ -38,21 +48,36 @@ def test_target_runs_its_service_as_the_charts_user(helm: Helm, target: str, pac
 def test_installs_are_pinned_and_each_image_has_the_extras_it_needs() -> None:
     installs = re.findall(r"pip install (?:[^\n]*\\\n)*[^\n]*", DOCKERFILE)
     assert len(installs) == 5
-    assert all("-c /src/constraints.txt" in install for install in installs)
+    # The project's own wheel is all that comes without the list, and without anything it requires.
+    (own,) = (install for install in installs if "-c /src/constraints.txt" not in install)
+    assert "--no-deps" in own and own.endswith("/wheels/day0-*.whl")
     extras = {
-        name: set(found.group(1).split(","))
+        name: set(found.group(1).split())
         for name, text in stages().items()
-        if (found := re.search(r"day0-\*\.whl\)\[([\w,]+)\]", text))
+        if (found := re.search(r"list_requirements\.py /src/pyproject\.toml ([\w ]+) > ", text))
     }
     # Who follows EndpointSlices, as the chart asks by default, needs the client of the cluster's API.
     assert extras == {
         "build-router": {"router", "cluster"},
-        "build-vision": {"vision"},
-        "build-llm": {"llm", "cluster"},
+        "build-engines": {"vision", "llm", "cluster"},
         "build-llm-cuda": {"llm", "cuda", "cluster"},
+    }
+    assert {name: requirements_stage(name) for name in TARGETS} == {
+        "router": "build-router",
+        "vision": "build-engines",
+        "llm": "build-engines",
+        "llm-cuda": "build-llm-cuda",
     }
     assert "torch" not in stages()["build-router"].split("#")[0]
     assert re.search(r"^ARG BASE=\S+:\d+\.\d+-slim$", DOCKERFILE, re.M)
+
+
+def test_requirements_come_from_pyproject_and_an_unknown_extra_is_named() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = requirements(ROOT / "pyproject.toml", ["router"])
+    assert set(listed) == {*project["dependencies"], *project["optional-dependencies"]["router"]}
+    with pytest.raises(ValueError, match="extras: rooter not in"):
+        requirements(ROOT / "pyproject.toml", ["rooter"])
 
 
 def test_copied_paths_exist_and_are_in_the_context() -> None:
