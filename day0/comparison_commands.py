@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from day0.device_choice import Device
+
 app = typer.Typer()
 
 _FOLDER = typer.Argument(help="Folder of a checkpoint; without one the embedded model.")
@@ -52,9 +54,8 @@ def align(
     ordered otherwise are told apart from errors. The exit status is 1 when something differs.
     """
     from day0.align.command import run_align
-    from day0.embedded import embedded_model
 
-    folder = model or embedded_model()
+    folder = _checkpoint(model)
     options = {"with_kernels": with_kernels, "every_tap": every_tap}
     if not run_align(folder, Console(), dtype=dtype.value, **options, markdown=markdown, as_json=as_json):
         raise typer.Exit(1)
@@ -64,7 +65,7 @@ def align(
 def parity(
     model: Annotated[Path | None, _FOLDER] = None,
     dtype: Annotated[Dtype, _DTYPE] = Dtype.float32,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.cpu,
     markdown: Annotated[Path | None, _MARKDOWN] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
@@ -74,11 +75,10 @@ def parity(
     of neighbours, and token by token, through the service's own engine, scheduler and runner in this process. The exit
     status is 1 when a way differs, or could not be taken.
     """
-    from day0.embedded import embedded_model
     from day0.parity.command import run_parity
 
-    folder = model or embedded_model()
-    if not run_parity(folder, Console(), dtype=dtype.value, device=device, markdown=markdown, as_json=as_json):
+    folder = _checkpoint(model)
+    if not run_parity(folder, Console(), dtype=dtype.value, device=device.value, markdown=markdown, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -90,7 +90,7 @@ def recall(
     queries: Annotated[int, typer.Option(min=1, help="Queries to look at before each length.")] = 32,
     least_mass: Annotated[float, typer.Option(min=0, max=1, help="Attention every layer has to keep.")] = 0.0,
     dtype: Annotated[Dtype, _DTYPE] = Dtype.float32,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.cpu,
     plot: Annotated[Path | None, typer.Option(help="Write a plot to this PNG.")] = None,
     markdown: Annotated[Path | None, _MARKDOWN] = None,
     as_json: Annotated[bool, _JSON] = False,
@@ -100,11 +100,11 @@ def recall(
     Recall is the share of the positions with the most attention that were chosen. The exit status is 1 when a layer
     keeps less attention than --least-mass.
     """
-    from day0.embedded import embedded_held_out, embedded_model
+    from day0.embedded import embedded_held_out
     from day0.recall.command import run_recall
 
     if not run_recall(
-        model or embedded_model(),
+        _checkpoint(model),
         text,
         embedded_held_out(),
         Console(),
@@ -112,9 +112,20 @@ def recall(
         queries=queries,
         least_mass=least_mass,
         dtype=dtype.value,
-        device=device,
+        device=device.value,
         plot=plot,
         markdown=markdown,
         as_json=as_json,
     ):
         raise typer.Exit(1)
+
+
+def _checkpoint(model: Path | None) -> Path:
+    """The folder asked for, or the embedded model's; BadParameter for one that is none of a checkpoint."""
+    from day0.embedded import embedded_model
+
+    folder = model or embedded_model()
+    if not (folder / "config.json").is_file():
+        why = "has no config.json" if folder.is_dir() else "is no folder"
+        raise typer.BadParameter(f"{folder} {why}; a checkpoint's folder is needed", param_hint="MODEL")
+    return folder

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from day0.device_choice import Device
+
 app = typer.Typer()
 
 _MODEL = typer.Argument(help="A config.json, a folder or URI that holds one, or a model type of transformers.")
@@ -90,7 +92,7 @@ def experts(
     examples: Annotated[Path | None, typer.Option(help="Another held-out set (.jsonl.xz).")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Prompts of each task; 0 is all.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.cpu,
     dtype: Annotated[Dtype, typer.Option(help="Of weights and activations.")] = Dtype.float32,
     plot: Annotated[Path | None, typer.Option(help="Write a heat map to this PNG.")] = None,
     markdown: Annotated[Path | None, _MARKDOWN] = None,
@@ -110,7 +112,7 @@ def experts(
         Console(),
         tasks=task or (),
         limit=limit,
-        device=device,
+        device=device.value,
         dtype=dtype,
         plot=plot,
         markdown=markdown,

@@ -12,15 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from day0.device_choice import Device
+
 if TYPE_CHECKING:
     from day0.bench.engine import DecodeRow, PrefillRow, Row
     from day0.bench.engine_soak import SoakResult
     from llm_svc.engine import EngineLoad
-
-
-class Device(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 class Dtype(StrEnum):

@@ -42,7 +42,7 @@ _SPARSE_LATENT = Kind(
 _INDEXER = Kind("indexer", ("index_select_prefill", "index_select_decode"), library="DeepGEMM and FlashInfer top-k")
 _POOLED_INDEXER = Kind("pooled indexer", ("index_pool", *_INDEXER.operators), library=_INDEXER.library)
 _EXPERTS = Kind("experts", ("expert_gemm",), library="torch grouped_mm, DeepGEMM")
-_STREAMS = Kind("residual streams", ("hc_pre", "hc_post"))
+_STREAMS = Kind("residual streams", ("hc_pre_norm", "hc_post"))
 _BANK = Kind("attention over residuals", ("attention_residual",), library="flash-attn-res")
 _GATE = Kind("gate", ("select_experts",))
 _CONVOLUTION = Kind("short convolution", ("short_conv_prefill", "short_conv_decode"), library="causal-conv1d")

@@ -38,11 +38,13 @@ def adopted(classes: Mapping[str, type[nn.Module]], pretrained: type[PreTrainedM
             for name in classes
             if name in vars(module)
         ]
-        register_patch_mapping(dict(classes))
+        # Upstream searches for a name as a pattern: unanchored it would also replace classes whose names go on.
+        patterns = {f"^{name}$": replacement for name, replacement in classes.items()}
+        register_patch_mapping(patterns)
         try:
             yield
         finally:
-            unregister_patch_mapping(list(classes))
+            unregister_patch_mapping(list(patterns))
             pretrained._can_record_outputs = recorders
             # After a construction that raised upstream leaves our classes in place of its own.
             for module, name, original in originals:

@@ -198,7 +198,8 @@ def test_sound_models_are_aligned(which: str, request: pytest.FixtureRequest) ->
         "expert output",
     }
     assert seen >= {"embeddings", "indexer scores", "indexer choice", "logits"}
-    assert max(p.forwards for p in found.passages) > 8
+    # Of the tokens one by one; the others are cut into fewer.
+    assert max(p.forwards for p in found.passages) >= 7
     assert all(c.verdict is not Verdict.UNSEEN for p in found.passages for c in p.comparisons)
 
 
