@@ -83,15 +83,15 @@ def _work(part: Part) -> Work | None:
     refused = [answer.operator for answer in part.operators if answer.chosen is None]
     slow = [answer.operator for answer in part.operators if answer.chosen == REFERENCE]
     if refused or (part.bound and slow):
-        offered = f"; {part.kind.library} has one" if part.kind.library else ""
+        offered = f"; {part.kind.package} has one" if part.kind.package else ""
         names = ", ".join(refused or slow)
-        cost = LIBRARY if part.kind.library else NEW_OPERATOR
+        cost = LIBRARY if part.kind.package else NEW_OPERATOR
         return Work(cost, part.name, f"a backend for {names} at this model's sizes on this device{offered}")
     if part.operators:
         names = ", ".join(answer.operator for answer in part.operators)
         also = f"; {part.kind.lacking}" if part.kind.lacking else ""
         what = f"bind {names} through {part.seam}, where their formulas are this part's{also}"
         return Work(LIBRARY, part.name, what)
-    if part.kind.library:
-        return Work(LIBRARY, part.name, f"{part.kind.lacking}; bind {part.kind.library} through {part.seam}")
+    if part.kind.package:
+        return Work(LIBRARY, part.name, f"{part.kind.lacking}; bind {part.kind.package} through {part.seam}")
     return Work(NEW_OPERATOR, part.name, f"{part.kind.lacking}: spec, reference and backend, through {part.seam}")

@@ -21,31 +21,31 @@ from day0.inventory.operator_trace import is_routed
 class Kind:
     """`operators` of ours compute such a part; `lacking` says what it does that none of them does.
 
-    `library` names software of others that has it.
+    `package` names software of others that has it.
     """
 
     name: str
     operators: tuple[str, ...] = ()
     lacking: str = ""
-    library: str = ""
+    package: str = ""
 
 
 PLAIN = Kind("plain torch")
 _DELTA = Kind(
     "delta attention",
     ("short_conv_prefill", "short_conv_decode", "gated_delta_prefill", "gated_delta_decode"),
-    library="flash-linear-attention",
+    package="flash-linear-attention",
 )
 _SPARSE_LATENT = Kind(
-    "sparse latent attention", ("kv_store", "sparse_mla_prefill", "sparse_mla_decode"), library="FlashMLA"
+    "sparse latent attention", ("kv_store", "sparse_mla_prefill", "sparse_mla_decode"), package="FlashMLA"
 )
-_INDEXER = Kind("indexer", ("index_select_prefill", "index_select_decode"), library="DeepGEMM and FlashInfer top-k")
-_POOLED_INDEXER = Kind("pooled indexer", ("index_pool", *_INDEXER.operators), library=_INDEXER.library)
-_EXPERTS = Kind("experts", ("expert_gemm",), library="torch grouped_mm, DeepGEMM")
+_INDEXER = Kind("indexer", ("index_select_prefill", "index_select_decode"), package="DeepGEMM and FlashInfer top-k")
+_POOLED_INDEXER = Kind("pooled indexer", ("index_pool", *_INDEXER.operators), package=_INDEXER.package)
+_EXPERTS = Kind("experts", ("expert_gemm",), package="torch grouped_mm, DeepGEMM")
 _STREAMS = Kind("residual streams", ("hc_pre_norm", "hc_post"))
-_BANK = Kind("attention over residuals", ("attention_residual",), library="flash-attn-res")
+_BANK = Kind("attention over residuals", ("attention_residual",), package="flash-attn-res")
 _GATE = Kind("gate", ("select_experts",))
-_CONVOLUTION = Kind("short convolution", ("short_conv_prefill", "short_conv_decode"), library="causal-conv1d")
+_CONVOLUTION = Kind("short convolution", ("short_conv_prefill", "short_conv_decode"), package="causal-conv1d")
 _SCAN = Kind("state space scan", (), "no operator of ours scans a state space", "mamba-ssm")
 _COMPRESSION = Kind("compressed attention entries", (), "no operator of ours compresses tokens to entries")
 
@@ -54,7 +54,7 @@ _DYNAMIC = Kind("convolution with computed weights", (), "short_conv has one set
 _SINKS = Kind(
     "sparse latent attention with sinks",
     ("kv_store", "sparse_mla_sinks_prefill", "sparse_mla_sinks_decode"),
-    library="FlashMLA",
+    package="FlashMLA",
 )
 _LATENT_SIZES = ("sparse latent attention", "latent attention", _SINKS.name)
 

@@ -58,6 +58,7 @@ class Taken:
     answers: dict[str, Answer]
     proof: str
     happened: bool = True
+    shown: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def _neighbours(bench: Workbench, whole: dict[str, Answer]) -> Taken:
 def _stepped(bench: Workbench, whole: dict[str, Answer]) -> Taken:
     prompt = bench.prompts.beginning
     found = {"beginning": Answer([_token_by_token(bench, prompt)])}
-    return Taken("decode operators against prefill operators", found, f"{len(prompt.ids) - 1} decode steps")
+    return Taken("decode operators against prefill operators", found, f"{len(prompt.ids) - 1} decode steps", shown=1)
 
 
 WAYS: dict[str, Callable[[Workbench, dict[str, Answer]], Taken | None]] = {
@@ -221,16 +222,19 @@ def _judge(way: str, taken: Taken, whole: dict[str, Answer], allowed: float) -> 
     worst, error, note = Verdict.EQUAL, 0.0, ""
     order = list(Verdict)
     for name, got in taken.answers.items():
-        verdict, off, why = _compare(whole[name], got, allowed)
+        verdict, off, why = _compare(whole[name], got, allowed, taken.shown)
         if (order.index(verdict), off) > (order.index(worst), error):
             worst, error, note = verdict, off, f"{name}: {why}" if why else name
     return WayResult(way, taken.part, worst, error, allowed, taken.proof, note)
 
 
-def _compare(whole: Answer, found: Answer, allowed: float) -> tuple[Verdict, float, str]:
+def _compare(whole: Answer, found: Answer, allowed: float, shown: int | None) -> tuple[Verdict, float, str]:
+    """`shown` is how many tokens a way shows on purpose, None where it shows them all."""
     same = next((n for n, (a, b) in enumerate(zip(whole.ids, found.ids, strict=False)) if a != b), None)
     rows = len(found.rows) if same is None else same + 1
     verdict, error, why = compare_values(found.logits[:rows], whole.logits[:rows], allowed)
+    if same is None and len(found.rows) not in (len(whole.rows), shown):
+        return Verdict.DIVERGES, error, f"{len(found.rows)} tokens of {len(whole.rows)} came"
     if same is None:
         return verdict, error, why
     # Within the tolerance two tokens were equally likely.

@@ -11,9 +11,12 @@ import torch
 
 from day0.align.tap import Verdict
 from day0.cli import run
+from day0.parity.in_process import Answer
 from day0.parity.ways import WAYS, Parity, Workbench, measure_parity
 from llm_svc.cache import prefix
 from llm_svc.cache.storage import RecurrentLayerCache
+from llm_svc.core import Prompt
+from llm_svc.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,21 @@ def test_a_state_that_is_not_restored_is_named(bench: Workbench, monkeypatch: py
     monkeypatch.setattr(RecurrentLayerCache, "restore", lambda self, slot, snapshot: self.clear(slot))
     ways = ("chunks of 53 tokens", "prefix hit", "state restored inside another prompt")
     assert wrong(measure_parity(bench, ways=ways)) == {"prefix cache", "state snapshots"}
+
+
+def test_an_answer_cut_short_is_no_parity(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Workbench.ask
+    asked: list[object] = []
+
+    def short(self: Workbench, scheduler: Scheduler, *groups: dict[str, Prompt]) -> dict[str, Answer]:
+        found = ask(self, scheduler, *groups)
+        asked.append(scheduler)
+        if len(asked) > 1:
+            found["beginning"].rows.pop()
+        return found
+
+    monkeypatch.setattr(Workbench, "ask", short)
+    assert wrong(measure_parity(bench, ways=("batch of neighbours",))) == {"independence of neighbours"}
 
 
 def test_the_command_writes_json_and_fails_where_a_way_was_not_taken(
